@@ -1,0 +1,1 @@
+"""The bundled AlphaFold3-style trainer: model, losses, loop, kernels."""
