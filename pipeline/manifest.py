@@ -1,0 +1,264 @@
+"""The manifest's rows: one entry and assembly each, with all that the stream needs to choose and find samples.
+
+A manifest is a snapshot of a data set (``megafold.cache_store.Manifest``: a table and a few attributes).
+The cache store knows it as rows; this module says what the rows hold.
+
+Digests are 64 hex digits, ``""`` where there is no such object. Rows are sorted by (entry, assembly).
+
+Attributes of a manifest:
+
+- ``format``: 1
+- ``components``: digest of the component library
+- ``ledger``: digest of the failures, or ``""``
+- ``config``: the build's options
+- ``versions``: ``{stage: version}``
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from megafold.cache_store import Digest, Manifest
+from megafold.pipeline.schema import MolType
+
+MANIFEST_FORMAT: Final = 1
+MSA_STATUSES: Final = ("ok", "none", "failed")
+
+_CHAIN: Final = pa.struct(
+    [
+        ("label_asym_id", pa.string()),
+        ("auth_asym_id", pa.string()),
+        ("asym_id", pa.int32()),
+        ("entity_id", pa.int32()),
+        ("sym_id", pa.int32()),
+        ("mol_type", pa.string()),  # protein, rna, dna, ligand
+        ("n_residue", pa.int32()),
+        ("n_token", pa.int32()),
+        ("n_resolved", pa.int32()),  # residues with coordinates
+        ("sequence_digest", pa.string()),  # SHA-256 of the sequence, "" for ligands
+        ("msa", pa.string()),
+        ("msa_depth", pa.int32()),
+        ("msa_status", pa.string()),  # one of MSA_STATUSES
+        ("template", pa.string()),
+        ("n_template", pa.int32()),
+        ("cluster", pa.string()),
+    ]
+)
+_INTERFACE: Final = pa.struct([("chain_i", pa.int32()), ("chain_j", pa.int32()), ("cluster", pa.string())])
+# A list of records, not an Arrow map: every Parquet reader has it, and its rows are plain JSON.
+_RECIPE: Final = pa.struct([("stage", pa.string()), ("recipe", pa.string())])
+
+MANIFEST_SCHEMA: Final = pa.schema(
+    [
+        ("entry", pa.string()),
+        ("assembly", pa.string()),
+        ("structure", pa.string()),
+        ("pairing", pa.string()),
+        ("recipes", pa.list_(_RECIPE)),  # sorted by stage
+        ("source", pa.string()),  # relative path of the structure file
+        ("source_digest", pa.string()),
+        ("release_date", pa.string()),  # ISO, or null
+        ("resolution", pa.float64()),  # Å, or null
+        ("method", pa.string()),
+        ("title", pa.string()),
+        ("n_token", pa.int32()),
+        ("n_atom", pa.int32()),
+        ("n_residue", pa.int32()),
+        ("n_chain_protein", pa.int32()),
+        ("n_chain_rna", pa.int32()),
+        ("n_chain_dna", pa.int32()),
+        ("n_chain_ligand", pa.int32()),
+        ("chains", pa.list_(_CHAIN)),
+        ("interfaces", pa.list_(_INTERFACE)),
+        ("warnings", pa.list_(pa.string())),
+    ]
+)
+_NULLABLE: Final = frozenset({"release_date", "resolution", "method", "title"})
+_ATTRIBUTES: Final = frozenset({"format", "components", "ledger", "config", "versions"})
+
+
+class ManifestError(ValueError):
+    """Rows or attributes that do not fit :data:`MANIFEST_SCHEMA`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainRow:
+    """One chain of an entry; the order of an entry's chains is that of its structure object."""
+
+    label_asym_id: str
+    auth_asym_id: str
+    asym_id: int
+    entity_id: int
+    sym_id: int
+    mol_type: str
+    n_residue: int
+    n_token: int
+    n_resolved: int
+    sequence_digest: str
+    msa: str
+    msa_depth: int
+    msa_status: str
+    template: str
+    n_template: int
+    cluster: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InterfaceRow:
+    """Two chains (indices into the entry's chains) in contact; ``cluster`` is ``""`` where none was given."""
+
+    chain_i: int
+    chain_j: int
+    cluster: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntryRow:
+    """One row of a manifest."""
+
+    entry: str
+    assembly: str
+    structure: str
+    pairing: str
+    recipes: Mapping[str, str]
+    source: str
+    source_digest: str
+    release_date: str | None
+    resolution: float | None
+    method: str | None
+    title: str | None
+    n_token: int
+    n_atom: int
+    n_residue: int
+    n_chain_protein: int
+    n_chain_rna: int
+    n_chain_dna: int
+    n_chain_ligand: int
+    chains: tuple[ChainRow, ...]
+    interfaces: tuple[InterfaceRow, ...]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def from_mapping(cls, row: Mapping[str, Any]) -> "EntryRow":
+        """View one row as it comes from ``table.to_pylist()``."""
+        values = dict(row)
+        values["recipes"] = {item["stage"]: item["recipe"] for item in row["recipes"]}
+        values["chains"] = tuple(ChainRow(**chain) for chain in row["chains"])
+        values["interfaces"] = tuple(InterfaceRow(**interface) for interface in row["interfaces"])
+        values["warnings"] = tuple(row["warnings"])
+        return cls(**values)
+
+
+def manifest_from_rows(rows: Iterable[Mapping[str, Any]], attributes: Mapping[str, Any]) -> Manifest:
+    """Build a manifest.
+
+    Args:
+        rows: mappings with the columns of :data:`MANIFEST_SCHEMA`, in any order. ``recipes`` is
+            ``{stage: digest}``. ``title``, ``method``, ``resolution`` and ``release_date`` may be absent
+            or None; ``pairing`` and an interface's ``cluster`` may be absent. Everything else must be there.
+        attributes: see the module's docstring; ``format`` is added.
+
+    Raises:
+        ManifestError: a column is missing, unknown or malformed, or an entry and assembly come twice.
+    """
+    values = [_canonical_row(row) for row in rows]
+    values.sort(key=lambda row: (row["entry"], row["assembly"]))
+    for before, after in itertools.pairwise(values):
+        if (before["entry"], before["assembly"]) == (after["entry"], after["assembly"]):
+            raise ManifestError(f"{after['entry']} assembly {after['assembly']}: two rows")
+    try:
+        table = pa.Table.from_pylist(values, schema=MANIFEST_SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ManifestError(f"a manifest row does not fit its columns: {error}") from error
+    complete = {"ledger": "", **attributes, "format": MANIFEST_FORMAT}
+    if set(complete) != _ATTRIBUTES:
+        missing, extra = _ATTRIBUTES - set(complete), set(complete) - _ATTRIBUTES
+        raise ManifestError(f"manifest attributes: missing {sorted(missing)}, unknown {sorted(extra)}")
+    _check_digest(complete["components"], "attribute components")
+    return Manifest(table=table, attributes=complete)
+
+
+def _canonical_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    where = f"{row.get('entry')} assembly {row.get('assembly')}"
+    values: dict[str, Any] = {"pairing": "", **dict.fromkeys(_NULLABLE), **row}
+    _check_keys(values, set(MANIFEST_SCHEMA.names), where)
+    for name in set(values) - _NULLABLE:
+        if values[name] is None:
+            raise ManifestError(f"{where}: column {name} is null")
+    resolution = values["resolution"]
+    if resolution is not None and not math.isfinite(resolution):
+        raise ManifestError(f"{where}: resolution {resolution} is not a number; leave it null")
+    _check_digest(values["structure"], f"{where}, structure")
+    _check_digest(values["source_digest"], f"{where}, source_digest", optional=True)
+    _check_digest(values["pairing"], f"{where}, pairing", optional=True)
+    values["recipes"] = [{"stage": key, "recipe": value} for key, value in sorted(values["recipes"].items())]
+    values["chains"] = [_canonical_chain(chain, where) for chain in values["chains"]]
+    values["interfaces"] = [{"cluster": "", **interface} for interface in values["interfaces"]]
+    for interface in values["interfaces"]:
+        _check_keys(interface, {"chain_i", "chain_j", "cluster"}, where)
+        if not 0 <= interface["chain_i"] < interface["chain_j"] < len(values["chains"]):
+            raise ManifestError(
+                f"{where}: interface {interface} names no two of {len(values['chains'])} chains"
+            )
+    values["warnings"] = list(values["warnings"])
+    return values
+
+
+def _canonical_chain(chain: Mapping[str, Any], where: str) -> dict[str, Any]:
+    _check_keys(chain, {field.name for field in _CHAIN}, f"{where}, a chain")
+    where = f"{where}, chain {chain['label_asym_id']}"
+    for name, value in chain.items():
+        if value is None:
+            raise ManifestError(f"{where}: {name} is null")
+    if chain["mol_type"].upper() not in MolType.__members__ or chain["mol_type"] != chain["mol_type"].lower():
+        raise ManifestError(f"{where}: mol_type {chain['mol_type']!r} is none of protein, rna, dna, ligand")
+    if chain["msa_status"] not in MSA_STATUSES:
+        raise ManifestError(f"{where}: msa_status {chain['msa_status']!r} is none of {MSA_STATUSES}")
+    for name in ("sequence_digest", "msa", "template"):
+        _check_digest(chain[name], f"{where}, {name}", optional=True)
+    return dict(chain)
+
+
+def _check_keys(values: Mapping[str, Any], expected: set[str], where: str) -> None:
+    if set(values) != expected:
+        missing, extra = sorted(expected - set(values)), sorted(set(values) - expected)
+        raise ManifestError(f"{where}: missing {missing}, unknown {extra}")
+
+
+def _check_digest(value: Any, where: str, *, optional: bool = False) -> None:
+    if optional and value == "":
+        return
+    if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+        raise ManifestError(f"{where}: {value!r} is not a digest of 64 lower-case hex digits")
+
+
+def entry_rows(manifest: Manifest) -> Iterator[EntryRow]:
+    """The manifest's rows as typed views, in stored order.
+
+    Raises:
+        ManifestError: the manifest was written in another format.
+    """
+    found = manifest.attributes.get("format")
+    if found != MANIFEST_FORMAT or set(manifest.table.schema.names) != set(MANIFEST_SCHEMA.names):
+        raise ManifestError(
+            f"the manifest has format {found}, this version reads format {MANIFEST_FORMAT}: rebuild the cache"
+        )
+    for row in manifest.table.to_pylist():
+        yield EntryRow.from_mapping(row)
+
+
+def referenced_digests(manifest: Manifest) -> set[Digest]:
+    """Every object that the manifest needs: structures, pairings, MSAs, templates and the component library.
+
+    The failures ledger is no object and is not among them.
+    """
+    found = {str(manifest.attributes["components"])}
+    for row in entry_rows(manifest):
+        found |= {row.structure, row.pairing}
+        for chain in row.chains:
+            found |= {chain.msa, chain.template}
+    return {Digest.parse(text) for text in found if text}
