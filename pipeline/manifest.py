@@ -58,7 +58,8 @@ MANIFEST_SCHEMA: Final = pa.schema(
         ("assembly", pa.string()),
         ("structure", pa.string()),
         ("pairing", pa.string()),
-        ("recipes", pa.list_(_RECIPE)),  # sorted by stage
+        ("recipes", pa.list_(_RECIPE)),  # sorted by stage; `msa:3` is the MSA of entity_id 3
+        ("components", pa.list_(pa.string())),  # component keys that the structure uses
         ("source", pa.string()),  # relative path of the structure file
         ("source_digest", pa.string()),
         ("release_date", pa.string()),  # ISO, or null
@@ -125,6 +126,7 @@ class EntryRow:
     structure: str
     pairing: str
     recipes: Mapping[str, str]
+    components: tuple[str, ...]
     source: str
     source_digest: str
     release_date: str | None
@@ -149,6 +151,7 @@ class EntryRow:
         values["recipes"] = {item["stage"]: item["recipe"] for item in row["recipes"]}
         values["chains"] = tuple(ChainRow(**chain) for chain in row["chains"])
         values["interfaces"] = tuple(InterfaceRow(**interface) for interface in row["interfaces"])
+        values["components"] = tuple(row["components"])
         values["warnings"] = tuple(row["warnings"])
         return cls(**values)
 
@@ -204,6 +207,7 @@ def _canonical_row(row: Mapping[str, Any]) -> dict[str, Any]:
             raise ManifestError(
                 f"{where}: interface {interface} names no two of {len(values['chains'])} chains"
             )
+    values["components"] = list(values["components"])
     values["warnings"] = list(values["warnings"])
     return values
 
