@@ -1,0 +1,45 @@
+"""What the network hands to the losses.
+
+Shapes: B batch, S noised copies (training) or samples, N tokens, A atoms.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrunkOutputs:
+    """The trunk's representations after the last cycle.
+
+    Attributes:
+        s_inputs: [B, N, c_s_inputs], algorithm 2.
+        s_trunk: [B, N, c_s].
+        z_trunk: [B, N, N, c_z].
+        distogram_logits: [B, N, N, n_distogram_bins], symmetric; bins between 2 and 22 Å (SI 4.4).
+    """
+
+    s_inputs: Tensor
+    s_trunk: Tensor
+    z_trunk: Tensor
+    distogram_logits: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutputs:
+    """A training forward pass. All coordinates in Å and float32; padding atoms are 0.
+
+    Attributes:
+        trunk: the trunk's representations.
+        denoised: [B, S, A, 3], the network's estimate of ``target`` from ``noised``.
+        noised: [B, S, A, 3], ``target`` plus normal noise of standard deviation ``sigma``.
+        sigma: [B, S], noise levels (SI 3.7.1).
+        target: [B, S, A, 3], ``coords`` centred, rotated and translated anew for each copy
+            (algorithm 19); unresolved atoms lie at the centre.
+    """
+
+    trunk: TrunkOutputs
+    denoised: Tensor
+    noised: Tensor
+    sigma: Tensor
+    target: Tensor
