@@ -1,18 +1,19 @@
 """Reading BinaryCIF, the column-wise binary form of mmCIF.
 
-A dictionary of 2.3 million atoms has to open in a moment in every worker, so columns are decoded when they are
-first asked for, and stay in their compact form: text as indices into the distinct strings, coordinates as the
-integers that the file holds. Format: BinaryCIF specification 0.3 (Sehnal et al., PLOS Comput Biol 2020).
+A dictionary of 2.3 million atoms has to open in a moment in every worker, so columns are decoded when they
+are first asked for, and stay in their compact form: text as indices into the distinct strings, coordinates as
+the integers that the file holds. Format: BinaryCIF 0.3 (Sehnal et al., PLOS Comput Biol 2020).
 """
 
 import gzip
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,9 +50,7 @@ class Column:
             ValueError: text that is no number.
         """
         if self.strings is not None:
-            return np.array(
-                [float(text) if text not in ("", "?", ".") else np.nan for text in self.text(rows)]
-            )
+            return np.array([float(text) if text else np.nan for text in self.text(rows)], np.float64)
         numbers = self.values[rows].astype(np.float64) / self.factor
         if self.missing is not None:
             numbers[self.missing[rows]] = np.nan
@@ -112,7 +111,7 @@ def read_blocks(path: Path) -> list[Block]:
         return [Block(block) for block in content["dataBlocks"]]
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise ComponentError(
-            f"{path} is no readable BinaryCIF file ({error}); give the dictionary as .bcif or .cif, plain or .gz",
+            f"{path} is no readable BinaryCIF file ({error}); give the dictionary as .bcif or .cif",
             reason="unreadable-dictionary",
         ) from error
 
@@ -127,7 +126,7 @@ def _decode_column(content: Mapping[str, Any]) -> Column:
         encoding = encodings[0]
         offsets = _decode(encoding["offsets"], encoding["offsetEncoding"]).tolist()
         text = encoding["stringData"]
-        strings = tuple(text[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True))
+        strings = tuple(text[a:b] for a, b in itertools.pairwise(offsets))
         # Indices (-1: none) are repeated millions of times: the smallest integers that hold them.
         indices = _decode(data, encoding["dataEncoding"]).astype(np.min_scalar_type(-len(strings) - 1))
         return Column(indices, strings, 1.0, missing)
@@ -180,7 +179,7 @@ def _integer_packing(data: NDArray[Any], encoding: Mapping[str, Any]) -> NDArray
     return np.add.reduceat(wide, np.concatenate([[0], ends[:-1] + 1]), dtype=np.int32)
 
 
-_DECODERS: Final = {
+_DECODERS: Final[dict[str, Callable[[Any, Mapping[str, Any]], NDArray[Any]]]] = {
     "ByteArray": _byte_array,
     "FixedPoint": _fixed_point,
     "IntervalQuantization": _interval_quantization,

@@ -14,7 +14,14 @@ from megafold.pipeline.errors import ComponentError
 
 #: Marks the key of a definition that an input brought along, so that no dictionary's code can clash with it.
 OWN_PREFIX: Final = "~"
-_DIGEST_LENGTH: Final = 12
+_KEY_DIGITS: Final = 12
+_ATOM_DTYPES: Final[dict[str, type]] = {
+    "elements": np.int16,
+    "charges": np.int16,
+    "leaving": np.bool_,
+    "aromatic": np.bool_,
+    "stereo": np.int8,
+}
 
 NO_STEREO: Final = 0
 STEREO_R: Final = 1
@@ -74,14 +81,7 @@ class Component:
         count = len(self.atom_names)
         if len(set(self.atom_names)) != count:
             raise self._error("repeats atom names; give each atom its own", "repeated-atom-name")
-        dtypes = {
-            "elements": np.int16,
-            "charges": np.int16,
-            "leaving": bool,
-            "aromatic": bool,
-            "stereo": np.int8,
-        }
-        for name, dtype in dtypes.items():
+        for name, dtype in _ATOM_DTYPES.items():
             self._set(name, np.array(getattr(self, name), dtype=dtype), (count,))
         for name in ("ideal_pos", "model_pos"):
             self._set(name, _rounded(getattr(self, name)), (count, 3))
@@ -119,14 +119,15 @@ class Component:
 
         ``elements`` are atomic numbers [N_atom]; ``bonds`` atom indices [N_bond, 2]; ``bond_orders`` 1, 2, 3
         or 0 for unknown (default); ``charges`` formal charges (default 0); ``pos`` the input's coordinates
-        [N_atom, 3] in Å, NaN where missing (default: none), which become ``model_pos``. For further fields use
-        ``dataclasses.replace(component, parent="LYS").as_own()``.
+        [N_atom, 3] in Å, NaN where missing (default: none), which become ``model_pos``. For further fields
+        use ``dataclasses.replace(component, parent="LYS").as_own()``.
 
         Raises:
             ComponentError: the arrays do not fit each other.
         """
         count, pairs = len(names), np.array(bonds, dtype=np.int32).reshape(-1, 2)
-        none = np.full((count, 3), np.nan, np.float32)
+        absent = np.full((count, 3), np.nan, np.float32)
+        orders = np.zeros(len(pairs), np.int8) if bond_orders is None else np.asarray(bond_orders, np.int8)
         return cls(
             key=code,
             code=code,
@@ -136,18 +137,16 @@ class Component:
             leaving=np.zeros(count, bool),
             aromatic=np.zeros(count, bool),
             stereo=np.zeros(count, np.int8),
-            ideal_pos=none,
-            model_pos=none if pos is None else np.asarray(pos, np.float32),
+            ideal_pos=absent,
+            model_pos=absent if pos is None else np.asarray(pos, np.float32),
             bonds=pairs,
-            bond_orders=np.zeros(len(pairs), np.int8)
-            if bond_orders is None
-            else np.asarray(bond_orders, np.int8),
+            bond_orders=orders,
             bond_aromatic=np.zeros(len(pairs), bool),
         ).as_own()
 
     def as_own(self) -> "Component":
         """The same definition under the key ``~CODE:digest12``: an input's own."""
-        return replace(self, key=f"{OWN_PREFIX}{self.code}:{self.digest[:_DIGEST_LENGTH]}")
+        return replace(self, key=f"{OWN_PREFIX}{self.code}:{self.digest[:_KEY_DIGITS]}")
 
     @cached_property
     def digest(self) -> str:

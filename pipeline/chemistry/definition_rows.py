@@ -49,7 +49,7 @@ def component_from_rows(code: str, header: Rows, atoms: Rows, bonds: Rows) -> Co
         elements = [atomic_number(symbol) for symbol in atoms.text("type_symbol")]
     except KeyError as error:
         raise ComponentError(
-            f"the definition of component {code!r} has an unknown element or a bond to an unknown atom: {error}",
+            f"the definition of component {code!r} names an unknown element or bonded atom: {error}",
             reason="bad-definition",
         ) from error
     orders = [order[:4].upper() for order in _first_filled(bonds, "value_order", "type")]
