@@ -1,0 +1,119 @@
+"""Losses on the denoised structures (AF3 SI 3.7.1).
+
+Shapes: B samples, S noised copies of each, N atoms. Everything is float32, whatever autocast says.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from megafold.trainer.losses.alignment import weighted_rigid_align
+from megafold.trainer.losses.term import masked_mean
+
+#: How much more an atom of each kind counts than one of a protein (AF3 SI 3.7.1, equation 4).
+ALPHA_DNA = 5.0
+ALPHA_RNA = 5.0
+ALPHA_LIGAND = 10.0
+
+#: Standard deviation of the coordinates, Å (AF3 SI 3.7.1).
+SIGMA_DATA = 16.0
+
+
+def resolved_atoms(batch: Mapping[str, Tensor]) -> Tensor:
+    """Atoms that enter the losses: real ones with ground truth, bool [B, N]."""
+    return batch["coords_mask"] & batch["atom_mask"]
+
+
+def per_atom(batch: Mapping[str, Tensor], token_feature: Tensor) -> Tensor:
+    """Spread a token feature [B, N_token] over the tokens' atoms, [B, N]."""
+    return torch.gather(token_feature, 1, batch["atom_to_token"].long())
+
+
+def atom_weights(batch: Mapping[str, Tensor]) -> Tensor:
+    """Weights of the atoms: 1 + 5·dna + 5·rna + 10·ligand (AF3 SI equation 4), float32 [B, N]."""
+    weight = (
+        1.0
+        + ALPHA_DNA * batch["is_dna"].float()
+        + ALPHA_RNA * batch["is_rna"].float()
+        + ALPHA_LIGAND * batch["is_ligand"].float()
+    )
+    return per_atom(batch, weight)
+
+
+def sigma_weight(sigma: Tensor, sigma_data: float = SIGMA_DATA) -> Tensor:
+    """Weight of a noise level, (σ² + σ_data²) / (σ·σ_data)².
+
+    AF3 SI equation 6 prints a sum in the denominator. With the product the network's own target has unit
+    variance at every σ, which is what its preconditioning is built for (Karras et al. 2022, table 1).
+    """
+    sigma = sigma.float()
+    return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
+
+
+def mse_loss(predicted: Tensor, target: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+    """Weighted mean squared error after superposing the target (AF3 SI equations 2 to 4).
+
+    Args:
+        predicted: denoised positions [B, S, N, 3], Å.
+        target: ground truth of each copy [B, S, N, 3], Å.
+        weights: weights of the atoms [B, N].
+        mask: resolved atoms, bool [B, N].
+
+    Returns:
+        ⅓ · mean over the resolved atoms of w·|x - x_GT|², [B, S], Å².
+    """
+    predicted = predicted.float()
+    mask = mask.unsqueeze(1)
+    fit_weights = (weights.unsqueeze(1) * mask).expand(predicted.shape[:-1])
+    aligned = weighted_rigid_align(target.float(), predicted.detach(), fit_weights)
+    # Masked before the subtraction: the gradient of 0·∞ would be NaN.
+    difference = torch.where(mask.unsqueeze(-1), predicted - aligned, 0.0)
+    squared = difference.square().sum(dim=-1) * weights.unsqueeze(1)
+    return masked_mean(squared, mask, (-1,)) / 3.0
+
+
+def polymer_ligand_bonds(batch: Mapping[str, Tensor]) -> Tensor:
+    """Bonds between a ligand and the polymer it hangs on, int64 [N_bond, 3]: sample, atom, atom.
+
+    ``token_bonds`` names tokens. A ligand's token is one atom; of a residue's atoms the bonded one is that
+    closest to it in the ground truth. A bond is left out unless both its atoms are resolved.
+    """
+    ligand = batch["is_ligand"] & batch["token_mask"]
+    polymer = ~batch["is_ligand"] & batch["token_mask"]
+    linked = batch["token_bonds"] & ligand.unsqueeze(2) & polymer.unsqueeze(1)
+    resolved = resolved_atoms(batch)
+    bonds = []
+    for sample, ligand_token, polymer_token in linked.nonzero().tolist():
+        ligand_atom = int(batch["token_atom_start"][sample, ligand_token])
+        start = int(batch["token_atom_start"][sample, polymer_token])
+        stop = start + int(batch["token_atom_count"][sample, polymer_token])
+        candidates = resolved[sample, start:stop]
+        if not resolved[sample, ligand_atom] or not candidates.any():
+            continue
+        coords = batch["coords"][sample].float()
+        distance = (coords[start:stop] - coords[ligand_atom]).norm(dim=-1)
+        nearest = int(distance.masked_fill(~candidates, torch.inf).argmin())
+        bonds.append((sample, ligand_atom, start + nearest))
+    return torch.tensor(bonds, dtype=torch.int64, device=resolved.device).reshape(-1, 3)
+
+
+def bond_loss(predicted: Tensor, truth: Tensor, bonds: Tensor) -> Tensor:
+    """Squared error of the bond lengths, mean over a sample's bonds (AF3 SI equation 5).
+
+    Args:
+        predicted: denoised positions [B, S, N, 3], Å.
+        truth: ground truth [B, N, 3], Å.
+        bonds: rows (sample, atom, atom), int64 [N_bond, 3].
+
+    Returns:
+        [B, S], Å²; 0 for a sample without bonds.
+    """
+    predicted = predicted.float()
+    sample, i, j = bonds.unbind(dim=-1)
+    length = (predicted[sample, :, i] - predicted[sample, :, j]).norm(dim=-1)
+    true_length = (truth.float()[sample, i] - truth.float()[sample, j]).norm(dim=-1)
+    error = (length - true_length.unsqueeze(-1)).square()
+    total = predicted.new_zeros(predicted.shape[:2]).index_add(0, sample, error)
+    count = torch.bincount(sample, minlength=len(predicted)).clamp(min=1)
+    return total / count.unsqueeze(-1)

@@ -1,0 +1,81 @@
+"""The training loss: the weighted sum of its parts (AF3 SI equations 6 and 15)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from megafold.trainer.losses.diffusion import (
+    SIGMA_DATA,
+    atom_weights,
+    bond_loss,
+    mse_loss,
+    per_atom,
+    polymer_ligand_bonds,
+    resolved_atoms,
+    sigma_weight,
+)
+from megafold.trainer.losses.distogram import distogram_loss
+from megafold.trainer.losses.smooth_lddt import smooth_lddt_loss
+from megafold.trainer.losses.term import LossTerm, without_autocast
+from megafold.trainer.model.outputs import ModelOutputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossWeights:
+    """Weights of the parts. The defaults are those of initial training (AF3 SI table 6)."""
+
+    diffusion: float = 4.0
+    distogram: float = 3e-2
+    bond: float = 0.0
+    smooth_lddt: float = 1.0
+    sigma_data: float = SIGMA_DATA
+    copies_at_once: int = 1
+
+
+@dataclass(frozen=True)
+class TrainingLoss:
+    """The loss of a batch: ``total`` to differentiate, ``terms`` to report, by name."""
+
+    total: Tensor
+    terms: dict[str, LossTerm]
+
+    def values(self) -> dict[str, Tensor]:
+        """Means of the parts and the total, detached scalars."""
+        means = {name: term.mean.detach() for name, term in self.terms.items()}
+        return {"loss": self.total.detach(), **means}
+
+
+def training_loss(batch: Mapping[str, Tensor], outputs: ModelOutputs, weights: LossWeights) -> TrainingLoss:
+    """All losses of a forward pass, in float32.
+
+    The diffusion loss of a noised copy is λ(σ)·(L_mse + α_bond·L_bond) + L_smooth_lddt; a sample's is the
+    mean over its copies. The reported parts are ``diffusion``, its ingredients ``mse`` (not weighted by σ),
+    ``smooth_lddt`` and, where it has a weight, ``bond``, and ``distogram``. A sample without any resolved
+    atom enters none of them.
+    """
+    with without_autocast(outputs.denoised):
+        mask = resolved_atoms(batch)
+        present = mask.any(dim=-1)
+        mse = mse_loss(outputs.denoised, outputs.target, atom_weights(batch), mask)
+        nucleotide = per_atom(batch, batch["is_dna"] | batch["is_rna"])
+        lddt = smooth_lddt_loss(outputs.denoised, batch["coords"], mask, nucleotide, weights.copies_at_once)
+        parts = {"mse": LossTerm(mse.mean(dim=1), present)}
+        scaled = mse
+        if weights.bond > 0:
+            bonds = polymer_ligand_bonds(batch)
+            bond = bond_loss(outputs.denoised, batch["coords"], bonds)
+            bonded = bonds[:, 0].bincount(minlength=len(mask)) > 0
+            parts["bond"] = LossTerm(bond.mean(dim=1), bonded)
+            scaled = mse + weights.bond * bond
+        copies = sigma_weight(outputs.sigma, weights.sigma_data) * scaled + weights.smooth_lddt * lddt
+        diffusion = LossTerm(copies.mean(dim=1), present)
+        distogram = distogram_loss(batch, outputs.trunk.distogram_logits)
+        total = weights.diffusion * diffusion.mean + weights.distogram * distogram.mean
+    terms = {
+        "diffusion": diffusion,
+        **parts,
+        "smooth_lddt": LossTerm(lddt.mean(dim=1), present),
+        "distogram": distogram,
+    }
+    return TrainingLoss(total, terms)
