@@ -1,0 +1,5 @@
+"""``python -m megafold``."""
+
+from megafold.cli import main
+
+main()

@@ -1,0 +1,65 @@
+"""``megafold``: the group of commands, and how errors are told."""
+
+import sys
+from typing import Any
+
+import click
+
+import megafold
+
+_COMMANDS = {
+    "cache": "megafold.cli.cache",
+    "sample-corpus": "megafold.cli.sample_corpus",
+    "train": "megafold.cli.train",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used: ``megafold --help`` imports no library."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order of the table."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import the module of a command and take its ``command``."""
+        if name not in _COMMANDS:
+            return None
+        from importlib import import_module
+
+        command: click.Command = import_module(_COMMANDS[name]).command
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(megafold.__version__, prog_name="megafold")
+def group() -> None:
+    """Structures, alignments and templates in, training samples out."""
+
+
+def main() -> Any:
+    """Run the command line. A user's mistake is a message and exit status 2, never a traceback."""
+    try:
+        return group.main(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Interrupted.", err=True)
+        sys.exit(130)
+    except Exception as error:
+        if not is_told(error):
+            raise
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+
+
+def is_told(error: Exception) -> bool:
+    """True: an error whose message is meant for the user."""
+    from megafold.cache_store import CacheError
+    from megafold.pipeline.errors import MegafoldError
+
+    # The trainer's errors derive from neither: it knows nothing of the pipeline.
+    return isinstance(error, CacheError | MegafoldError) or type(error).__name__ == "TrainingError"

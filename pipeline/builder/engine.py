@@ -1,0 +1,239 @@
+"""The build: find what is new, compute it, publish a snapshot.
+
+Order of things, so that nothing is ever half-written: objects first (each by rename), then one journal line
+for each finished task, then the library, the ledger and the manifest, then the ref, by compare-and-swap.
+Whoever is interrupted before the ref moved leaves objects and a journal; the next build replays them.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from megafold.cache_store import BuildLock, Digest, Failure, Journal, LocalStore, Manifest
+from megafold.pipeline.builder import recipes
+from megafold.pipeline.builder.config import BuildConfig
+from megafold.pipeline.builder.known import Known
+from megafold.pipeline.builder.planner import EntryPlan, Planner
+from megafold.pipeline.builder.progress import BuildProgress
+from megafold.pipeline.builder.runner import make_runner
+from megafold.pipeline.builder.tasks import Outcome, Task, WorkerConfig
+from megafold.pipeline.chemistry import ReferenceComponent, fallback_reference, library_content
+from megafold.pipeline.manifest import manifest_from_rows
+
+REF: Final = "main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What a build came to."""
+
+    manifest: str
+    entries: int
+    failed_entries: int
+    #: Stage → tasks.
+    computed: dict[str, int]
+    reused: dict[str, int]
+    failures: list[dict[str, str]]
+    chains: int
+    chains_with_msa: int
+    chains_with_template: int
+    elapsed_s: float
+    within_limit: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+class Build:
+    """One run of ``megafold cache build``."""
+
+    def __init__(self, config: BuildConfig, progress: BuildProgress) -> None:
+        self._config = config
+        self._progress = progress
+        self._computed: Counter[str] = Counter()
+        self._total = 0
+        self._failures = 0
+
+    def run(self) -> BuildReport:
+        """Build, publish, report.
+
+        Raises:
+            InputError: the corpus, an option or the scheduler cannot be used.
+            megafold.cache_store.CacheError: the cache cannot be written, or another build holds it.
+            KeyboardInterrupt: interrupted; what was finished is in the journal.
+        """
+        started = time.monotonic()
+        store = LocalStore.create(self._config.cache)
+        with BuildLock(store.path):
+            parent = store.ref(REF)
+            known = self._known(store, parent)
+            planner = Planner(self._config.sources, self._config.structure, known)
+            tasks = planner.start()
+            self._progress.say(
+                f"{len(planner.entries)} entries; {sum(planner.reused.values())} results reused, "
+                f"{len(tasks)} tasks to begin with"
+            )
+            self._execute(store, planner, tasks)
+            manifest, failures = self._snapshot(store, planner)
+            digest = manifest.digest() if parent and manifest.digest() == parent else None
+            if digest is None:
+                digest = store.put_manifest(manifest)
+                store.move_ref(REF, parent, digest)
+            for journal in store.journals():
+                journal.discard()
+        return self._report(planner, manifest, digest, failures, time.monotonic() - started)
+
+    # -- reuse -----------------------------------------------------------------------------------------
+
+    def _known(self, store: LocalStore, parent: Digest | None) -> Known:
+        known = Known(store)
+        with_failures = not self._config.retry_failed
+        if parent is not None:
+            known.add_manifest(store.manifest(parent), with_failures=with_failures)
+        for journal in store.journals():
+            for record in journal.replay():
+                known.add_journal_record(record, with_failures=with_failures)
+        return known
+
+    # -- work ------------------------------------------------------------------------------------------
+
+    def _execute(self, store: LocalStore, planner: Planner, tasks: list[Task]) -> None:
+        worker = WorkerConfig(cache=str(store.path.resolve()), sources=self._config.sources)
+        if self._config.resources.order != "largest-first":
+            tasks = sorted(
+                tasks, key=lambda task: task.label, reverse=self._config.resources.order == "reversed"
+            )
+        self._total = len(tasks)
+        with (
+            store.new_journal() as journal,
+            make_runner(worker, self._config.resources) as runner,
+        ):
+
+            def settle(task: Task, outcome: Outcome) -> Iterable[Task]:
+                return self._settle(journal, planner, task, outcome)
+
+            runner.run(tasks, settle)
+            pairings = planner.pairings()
+            self._total += len(pairings)
+            runner.run(pairings, settle)
+
+    def _settle(self, journal: Journal, planner: Planner, task: Task, outcome: Outcome) -> list[Task]:
+        journal.append({"stage": task.stage, "recipe": task.recipe, "outcome": outcome.to_json()})
+        self._computed[task.stage] += 1
+        self._failures += bool(outcome.problems)
+        further = planner.settle(task, outcome)
+        self._total += len(further)
+        self._progress.update(done=self._computed.total(), total=self._total, failures=self._failures)
+        return further
+
+    # -- publishing ------------------------------------------------------------------------------------
+
+    def _snapshot(self, store: LocalStore, planner: Planner) -> tuple[Manifest, list[Failure]]:
+        rows = [self._row(planner, plan) for plan in planner.entries.values() if plan.row is not None]
+        used = sorted({key for row in rows for key in row["components"]})
+        references = [
+            ReferenceComponent.from_json(planner.references[key])
+            if planner.references[key]
+            else fallback_reference(planner.component(key))
+            for key in used
+        ]
+        library = store.put(library_content(references))
+        failures = self._ledger(planner)
+        ledger = str(store.put_ledger(failures)) if failures else ""
+        attributes = {
+            "components": str(library),
+            "ledger": ledger,
+            "config": {"structure": asdict(self._config.structure)},
+            "versions": dict(recipes.VERSIONS),
+        }
+        return manifest_from_rows(rows, attributes), failures
+
+    def _row(self, planner: Planner, plan: EntryPlan) -> dict[str, Any]:
+        assert plan.row is not None
+        row = {k: v for k, v in plan.row.items() if k not in ("component_digests", "own_components")}
+        pairing = planner.outcomes.get(plan.recipes.get("pairing", ""))
+        return {
+            **row,
+            "pairing": (pairing.result or {}).get("object", "") if pairing else "",
+            "recipes": {"structure": plan.recipe, **plan.recipes},
+            "source": _relative(plan.source.path, self._config.sources.corpus),
+            "source_digest": plan.source_digest,
+            "chains": [self._chain(planner, plan, chain) for chain in row["chains"]],
+        }
+
+    @staticmethod
+    def _chain(planner: Planner, plan: EntryPlan, chain: dict[str, Any]) -> dict[str, Any]:
+        msa = planner.outcomes.get(plan.recipes.get(f"msa:{chain['entity_id']}", ""))
+        template = planner.outcomes.get(plan.recipes.get(f"template:{chain['entity_id']}", ""))
+        msa_result = (msa.result if msa else None) or {"object": "", "depth": 0}
+        template_result = (template.result if template else None) or {"object": "", "hits": 0}
+        return {
+            **chain,
+            "msa": msa_result["object"],
+            "msa_depth": msa_result["depth"],
+            "msa_status": "none" if msa is None else "ok" if msa_result["object"] else "failed",
+            "template": template_result["object"],
+            "n_template": template_result["hits"],
+            "cluster": "",
+        }
+
+    def _ledger(self, planner: Planner) -> list[Failure]:
+        """One failure for each entry and problem, without paths of this machine, in a fixed order."""
+        stages = {plan.recipe: "structure" for plan in planner.entries.values()}
+        for plan in planner.entries.values():
+            stages.update({recipe: name.partition(":")[0] for name, recipe in plan.recipes.items()})
+        failures = [
+            Failure(
+                entry=entry,
+                stage=stages.get(recipe, "component"),
+                reason=problem.reason,
+                message=self._without_folders(problem.message),
+                inputs=(recipe,),
+            )
+            for recipe, outcome in planner.outcomes.items()
+            for problem in outcome.problems
+            for entry in planner.users.get(recipe, ())
+        ]
+        return sorted(failures, key=lambda failure: (failure.entry, failure.stage, failure.message))
+
+    def _without_folders(self, message: str) -> str:
+        sources = self._config.sources
+        for folder in (sources.alignments, *sources.template_structures, sources.corpus):
+            if folder is not None:
+                message = message.replace(f"{folder}{os.sep}", "")
+        return message
+
+    def _report(
+        self, planner: Planner, manifest: Manifest, digest: Digest, failures: list[Failure], elapsed_s: float
+    ) -> BuildReport:
+        chains = [chain for row in manifest.table.column("chains").to_pylist() for chain in row]
+        polymers = [chain for chain in chains if chain["mol_type"] != "ligand"]
+        failed = len({failure.entry for failure in failures})
+        return BuildReport(
+            manifest=str(digest),
+            entries=manifest.table.num_rows,
+            failed_entries=failed,
+            computed=dict(self._computed),
+            reused=dict(planner.reused),
+            failures=[
+                {"entry": f.entry, "stage": f.stage, "reason": f.reason, "message": f.message}
+                for f in failures
+            ],
+            chains=len(polymers),
+            chains_with_msa=sum(bool(chain["msa"]) for chain in polymers),
+            chains_with_template=sum(bool(chain["template"]) for chain in polymers),
+            elapsed_s=elapsed_s,
+            within_limit=self._config.max_failures.allows(failed, len(planner.entries)),
+        )
+
+
+def _relative(path: Path, root: Path) -> str:
+    try:
+        return path.resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        return path.name

@@ -1,0 +1,110 @@
+"""What need not be computed again: results by recipe, from the last manifest, its ledger and the journals."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from megafold.cache_store import Digest, LocalStore, Manifest
+from megafold.pipeline.builder import recipes
+from megafold.pipeline.builder.tasks import Outcome, Problem
+from megafold.pipeline.chemistry.library import ComponentLibrary
+from megafold.pipeline.manifest import EntryRow, entry_rows
+
+#: Failures that say nothing of the input: a network folder that was away for a moment.
+_TRANSIENT: Final = frozenset({"unreadable", "out-of-memory"})
+
+
+class Known:
+    """Outcomes by recipe.
+
+    Failures are outcomes too: an input that could not be used is not tried again until it, or the stage's
+    version, changes. An outcome whose object is no longer in the store is forgotten.
+    """
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._outcomes: dict[str, Outcome] = {}
+        self.library: ComponentLibrary | None = None
+
+    def add_manifest(self, manifest: Manifest, *, with_failures: bool) -> None:
+        """Remember what a snapshot holds and, unless they are to be retried, what failed for it."""
+        problems = self._problems(manifest)
+        forget = {
+            recipe
+            for recipe, found in problems.items()
+            if not with_failures or any(problem.reason in _TRANSIENT for problem in found)
+        }
+        library_digest = Digest.parse(str(manifest.attributes["components"]))
+        if self._store.has(library_digest):
+            with self._store.open(library_digest) as reader:
+                self.library = ComponentLibrary.from_content(reader.read_all())
+        for row in entry_rows(manifest):
+            self._add_row(row, problems)
+        for recipe, found in problems.items():
+            self._outcomes.setdefault(recipe, Outcome(result=None, problems=tuple(found)))
+        for recipe in forget:
+            del self._outcomes[recipe]
+
+    def _problems(self, manifest: Manifest) -> Mapping[str, list[Problem]]:
+        found: dict[str, list[Problem]] = defaultdict(list)
+        ledger = str(manifest.attributes["ledger"])
+        if ledger:
+            for failure in self._store.ledger(Digest.parse(ledger)):
+                problem = Problem(failure.reason, failure.message)
+                if problem not in found[failure.inputs[0]]:
+                    found[failure.inputs[0]].append(problem)
+        return found
+
+    def _add_row(self, row: EntryRow, problems: Mapping[str, list[Problem]]) -> None:
+        definitions = self.library.digests if self.library is not None else {}
+        structure = asdict(row)
+        for name in ("recipes", "pairing", "source", "source_digest"):
+            del structure[name]
+        for chain in structure["chains"]:
+            for name in ("msa", "msa_depth", "msa_status", "template", "n_template", "cluster"):
+                del chain[name]
+        for interface in structure["interfaces"]:
+            del interface["cluster"]
+        structure["component_digests"] = [definitions.get(key, "") for key in row.components]
+        structure["own_components"] = {}
+        structure["chains"] = list(structure["chains"])
+        self._outcomes[row.recipes["structure"]] = Outcome(result=structure)
+        if "pairing" in row.recipes:
+            self._outcomes[row.recipes["pairing"]] = Outcome(result={"object": row.pairing})
+        for chain in row.chains:
+            for stage, result in (
+                ("msa", {"object": chain.msa, "depth": chain.msa_depth}),
+                ("template", {"object": chain.template, "hits": chain.n_template}),
+            ):
+                recipe = row.recipes.get(f"{stage}:{chain.entity_id}")
+                if recipe is not None:
+                    self._outcomes[recipe] = Outcome(result=result, problems=tuple(problems.get(recipe, ())))
+
+    def add_journal_record(self, record: Mapping[str, Any], *, with_failures: bool) -> None:
+        """Remember what an interrupted build had finished."""
+        outcome = Outcome.from_json(record["outcome"])
+        transient = any(problem.reason in _TRANSIENT for problem in outcome.problems)
+        if not outcome.problems or (with_failures and not transient):
+            self._outcomes[record["recipe"]] = outcome
+
+    def find(self, recipe: str) -> Outcome | None:
+        """The outcome of a recipe, if it is known and its object is still there."""
+        outcome = self._outcomes.get(recipe)
+        if outcome is None or outcome.result is None:
+            return outcome
+        named = outcome.result.get("structure", outcome.result.get("object", ""))
+        return outcome if not named or self._store.has(Digest.parse(named)) else None
+
+    def find_reference(self, key: str, definition: str) -> Mapping[str, Any] | None:
+        """A reference component as JSON, if its definition is unchanged and so is the chemistry stage."""
+        outcome = self._outcomes.get(recipes.component_recipe(definition))
+        if outcome is not None and outcome.result is not None:
+            reference: Mapping[str, Any] = outcome.result["reference"]
+            return reference
+        library = self.library
+        if library is None or library.digests.get(key) != definition:
+            return None
+        if library.recipes.get(key) != recipes.component_recipe(definition):
+            return None
+        return library.reference_json(key)

@@ -1,0 +1,72 @@
+"""Recipes: the digest of what would be computed, from what, and how.
+
+A recipe is known before the work is done. Two builds that find the same recipe reuse the same result. It
+holds the digests of the input bytes, the options and the version of the stage, and the versions of
+libraries whose output can differ; never a path or a time. Names are in it only where the output holds them:
+the entry id, and the base name of an alignment file, which says what database its rows come from.
+
+Each stage's version is the constant ``VERSION`` of its package. Whoever changes a stage's output raises it;
+the golden-digest test fails otherwise.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from megafold.cache_store import mapping_digest
+from megafold.pipeline import chemistry, msa, structure, template
+from megafold.pipeline.structure.options import StructureOptions
+
+VERSIONS: Final[Mapping[str, int]] = {
+    "structure": structure.VERSION,
+    "component": chemistry.VERSION,
+    "msa": msa.VERSION,
+    "pairing": msa.PAIRING_VERSION,
+    "template": template.VERSION,
+}
+
+
+def _recipe(stage: str, **inputs: Any) -> str:
+    return str(mapping_digest({"stage": stage, "version": VERSIONS[stage], **inputs}))
+
+
+def structure_recipe(entry: str, source_digest: str, options: StructureOptions) -> str:
+    """Recipe of a structure object.
+
+    The definitions of the components it uses are inputs too, but which ones is known only afterwards: the
+    manifest names them, and :mod:`megafold.pipeline.builder.plan` compares their digests.
+    """
+    return _recipe("structure", entry=entry, source=source_digest, options=dataclasses.asdict(options))
+
+
+def component_recipe(definition: str) -> str:
+    """Recipe of a reference component; ``definition`` is the digest of its definition."""
+    return _recipe("component", definition=definition, rdkit=chemistry.rdkit_version())
+
+
+def msa_recipe(sequence_digest: str, mol_type: str, files: Sequence[tuple[str, str]]) -> str:
+    """Recipe of an MSA object; ``files`` are (base name, digest), in the order they are read."""
+    return _recipe("msa", sequence=sequence_digest, mol_type=mol_type, files=[list(file) for file in files])
+
+
+def pairing_recipe(msas: Iterable[str]) -> str:
+    """Recipe of an entry's pairing; ``msas`` are the digests of its distinct MSA objects, in column order."""
+    return _recipe("pairing", msas=list(msas))
+
+
+def template_recipe(
+    sequence_digest: str, files: Sequence[tuple[str, str]], structures: Mapping[str, str]
+) -> str:
+    """Recipe of a template object.
+
+    Args:
+        sequence_digest: digest of the query.
+        files: (base name, digest) of the hit files.
+        structures: digest of the structure file by entry that a hit names, ``""`` where there is none.
+    """
+    return _recipe(
+        "template",
+        sequence=sequence_digest,
+        files=[list(file) for file in files],
+        structures=dict(structures),
+    )

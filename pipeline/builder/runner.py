@@ -1,0 +1,205 @@
+"""Running tasks: on a Dask cluster, or in this process.
+
+One task is one unit of blame. When a worker dies (RDKit can segfault, a giant assembly can exhaust memory,
+a task can exceed its time), Dask accuses every task that the worker held. Each accused one is run again
+alone, with nothing else in flight: whoever takes its worker down again did it, and is recorded; the
+neighbours just finish.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Protocol
+
+import dask
+import distributed
+from distributed.scheduler import KilledWorker
+
+from megafold.pipeline.builder.config import Resources
+from megafold.pipeline.builder.tasks import Outcome, Problem, Task, WorkerConfig, run_task
+from megafold.pipeline.errors import InputError
+
+#: Exit status of a worker that ended itself because its task exceeded the time budget.
+_TIMEOUT_STATUS = 75
+
+#: Called with each finished task; returns the tasks that its outcome makes possible.
+Settle = Callable[[Task, Outcome], Iterable[Task]]
+
+
+class Runner(Protocol):
+    """Runs tasks until none is left."""
+
+    def run(self, tasks: Iterable[Task], settle: Settle) -> None:
+        """Run ``tasks`` and whatever ``settle`` returns; ``settle`` is called in this process."""
+
+    def __enter__(self) -> "Runner": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class LocalRunner:
+    """Runs tasks one after the other in this process: for debugging. There is no time budget."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+
+    def run(self, tasks: Iterable[Task], settle: Settle) -> None:
+        """See :class:`Runner`."""
+        queue = deque(tasks)
+        while queue:
+            task = queue.popleft()
+            queue.extend(settle(task, run_task(self._config, task)))
+
+    def __enter__(self) -> "LocalRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def run_within(config: WorkerConfig, task: Task, timeout_s: float) -> Outcome:
+    """Run a task on a worker; end the worker when it takes too long.
+
+    Nothing gentler stops a computation that is stuck in C++. The nanny starts another worker.
+    """
+    timer = threading.Timer(timeout_s, os._exit, (_TIMEOUT_STATUS,))
+    timer.daemon = True
+    timer.start()
+    try:
+        return run_task(config, task)
+    finally:
+        timer.cancel()
+
+
+class DaskRunner:
+    """Runs tasks on a local cluster of processes, or on a cluster that already runs."""
+
+    def __init__(self, config: WorkerConfig, resources: Resources) -> None:
+        self._config = config
+        self._resources = resources
+        self._cluster: distributed.LocalCluster | None = None
+        self._client: distributed.Client | None = None
+
+    def __enter__(self) -> "DaskRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.close()
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def _connect(self) -> distributed.Client:
+        """The client; the cluster is started by the first task, so that a build without work starts none."""
+        if self._client is not None:
+            return self._client
+        dask.config.set(
+            {
+                # A task that kills its worker is retried by us, alone, not by Dask among neighbours.
+                "distributed.scheduler.allowed-failures": 0,
+                "distributed.scheduler.work-stealing": False,
+                # A worker that waits for a lock or sits in C++ is busy, not lost.
+                "distributed.admin.tick.limit": "1h",
+                "distributed.worker.daemon": True,
+            }
+        )
+        if self._resources.scheduler:
+            try:
+                self._client = distributed.Client(self._resources.scheduler, timeout=20)
+            except (OSError, ValueError) as error:
+                raise InputError(
+                    f"--scheduler {self._resources.scheduler}: no Dask scheduler answers there ({error})",
+                    reason="no-scheduler",
+                ) from error
+        else:
+            self._cluster = distributed.LocalCluster(
+                n_workers=self._resources.workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=self._resources.memory_limit,
+                dashboard_address=None,
+                silence_logs=50,
+            )
+            self._client = distributed.Client(self._cluster)
+        return self._client
+
+    def run(self, tasks: Iterable[Task], settle: Settle) -> None:
+        """See :class:`Runner`."""
+        queue = deque(tasks)
+        if not queue:
+            return
+        self._connect()
+        suspects: list[Task] = []
+        running: dict[Any, Task] = {}
+        finished = distributed.as_completed(raise_errors=False)
+        while queue or running:
+            # Few in flight: a task held back here cannot be accused of its neighbour's crash.
+            while queue and len(running) < 2 * self._slots():
+                self._submit(queue.popleft(), finished, running)
+            future = next(finished)
+            task = running.pop(future)
+            outcome = self._outcome(future)
+            future.release()
+            if outcome is None:
+                suspects.append(task)
+            else:
+                queue.extend(settle(task, outcome))
+            if not queue and not running and suspects:
+                for suspect in suspects:
+                    queue.extend(settle(suspect, self._run_alone(suspect)))
+                suspects = []
+
+    def _submit(self, task: Task, finished: Any, running: dict[Any, Task]) -> None:
+        future = self._connect().submit(
+            run_within, self._config, task, self._resources.task_timeout_s, pure=False
+        )
+        running[future] = task
+        finished.add(future)
+
+    def _slots(self) -> int:
+        return max(1, sum(self._connect().nthreads().values()))
+
+    @staticmethod
+    def _outcome(future: Any) -> Outcome | None:
+        """The task's outcome; None where its worker died."""
+        error = future.exception()
+        if error is None:
+            result: Outcome = future.result()
+            return result
+        if isinstance(error, KilledWorker):
+            return None
+        raise error
+
+    def _run_alone(self, task: Task) -> Outcome:
+        started = time.monotonic()
+        future = self._connect().submit(
+            run_within, self._config, task, self._resources.task_timeout_s, pure=False
+        )
+        distributed.wait(future)
+        outcome = self._outcome(future)
+        if outcome is not None:
+            return outcome
+        limit = self._resources.task_timeout_s
+        if time.monotonic() - started >= limit:
+            problem = Problem(
+                "timeout", f"{task.label}: took longer than {limit:g} s; raise --task-timeout to allow more"
+            )
+        else:
+            problem = Problem(
+                "worker-died",
+                f"{task.label}: its worker died twice, the second time with nothing else running: "
+                "a crash in a library, or more memory than --memory-limit allows",
+            )
+        return Outcome(result=None, problems=(problem,))
+
+
+def make_runner(config: WorkerConfig, resources: Resources) -> Runner:
+    """The runner that ``resources`` ask for: 0 workers and no scheduler means this process."""
+    if resources.workers == 0 and resources.scheduler is None:
+        return LocalRunner(config)
+    return DaskRunner(config, resources)

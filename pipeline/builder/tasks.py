@@ -1,0 +1,314 @@
+"""What runs on a worker: one task, one result, small enough to travel.
+
+A task reads its input files itself, writes its object to the cache and returns a few JSON values. An input
+that cannot be used is a result too (:class:`Outcome` with failures), not an exception.
+"""
+
+import hashlib
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megafold.cache_store import Content, Digest, LocalStore
+from megafold.pipeline import schema
+from megafold.pipeline.builder.config import Sources
+from megafold.pipeline.chemistry import build_reference, load_dictionary
+from megafold.pipeline.chemistry.dictionary import ComponentDictionary
+from megafold.pipeline.errors import ComponentError, InputError
+from megafold.pipeline.msa import MsaRows, featurize_msa, pair_msas
+from megafold.pipeline.schema import MolType
+from megafold.pipeline.structure import featurize_structure
+from megafold.pipeline.structure.options import StructureOptions
+from megafold.pipeline.template import TemplateStructures, featurize_templates
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """What every task of a build needs to know."""
+
+    cache: str
+    sources: Sources
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why an input could not be used: a stable class and a message for people."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a task came to: the JSON values of its result, and the inputs that could not be used.
+
+    ``result`` is None where the task as a whole failed.
+    """
+
+    result: dict[str, Any] | None
+    problems: tuple[Problem, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As the journal keeps it."""
+        return {"result": self.result, "problems": [[p.reason, p.message] for p in self.problems]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Outcome":
+        """Read what :meth:`to_json` wrote."""
+        return cls(result=value["result"], problems=tuple(Problem(*p) for p in value["problems"]))
+
+
+class WorkerContext:
+    """What a process opens once: the store, the dictionary and the template structures."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.store = LocalStore.open(Path(config.cache))
+        self._sources = config.sources
+        self._dictionary: ComponentDictionary | None = None
+        self._templates: TemplateStructures | None = None
+
+    @property
+    def dictionary(self) -> ComponentDictionary:
+        """The component dictionary, loaded when first asked for."""
+        if self._dictionary is None:
+            self._dictionary = load_dictionary(self._sources.ccd, self._sources.ccd_extra)
+        return self._dictionary
+
+    @property
+    def templates(self) -> TemplateStructures:
+        """The folders that template structures are looked for in."""
+        if self._templates is None:
+            self._templates = TemplateStructures(self._sources.template_structures)
+        return self._templates
+
+    def sequence(self, structure: str, entity_id: int) -> str:
+        """Canonical sequence of an entity of a stored structure: tasks name it, they do not carry it."""
+        with self.store.open(Digest.parse(structure)) as reader:
+            entities: Any = reader.attributes["entities"]
+            return str(entities[entity_id - 1]["sequence"])
+
+    def publish(self, content: Content) -> str:
+        """Store an object; its digest."""
+        return str(self.store.put(content))
+
+
+@lru_cache(maxsize=1)
+def context(config: WorkerConfig) -> WorkerContext:
+    """This process's context."""
+    return WorkerContext(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A piece of work.
+
+    ``recipe`` names its result, ``entries`` are those that need it, ``size`` grows with how long it may take.
+    """
+
+    recipe: str
+    label: str
+    entries: tuple[str, ...] = field(default=(), compare=False)
+    size: int = field(default=0, compare=False)
+
+    @property
+    def stage(self) -> str:
+        """Stage of the pipeline, as in the ledger."""
+        raise NotImplementedError
+
+    def run(self, worker: WorkerContext) -> Outcome:
+        """Do the work in this process."""
+        raise NotImplementedError
+
+
+def run_task(config: WorkerConfig, task: Task) -> Outcome:
+    """Run a task and turn whatever goes wrong into an outcome.
+
+    An exception that is no :class:`InputError` is a defect of the featurizer. It costs this task alone, and
+    the message says where it came from, so that it can be reported.
+    """
+    try:
+        return task.run(context(config))
+    except InputError as error:
+        return Outcome(result=None, problems=(Problem(error.reason, str(error)),))
+    except MemoryError:
+        return Outcome(result=None, problems=(Problem("out-of-memory", f"{task.label}: out of memory"),))
+    except OSError as error:
+        return Outcome(result=None, problems=(Problem("unreadable", f"{task.label}: {error}"),))
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+        return Outcome(
+            result=None,
+            problems=(
+                Problem(
+                    f"defect:{type(error).__name__}",
+                    f"{task.label}: {type(error).__name__}: {error} ({where}); please report this entry",
+                ),
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructureTask(Task):
+    """Featurize one structure file."""
+
+    entry: str
+    path: Path
+    options: StructureOptions
+
+    @property
+    def stage(self) -> str:
+        """See :class:`Task`."""
+        return "structure"
+
+    def run(self, worker: WorkerContext) -> Outcome:
+        """See :class:`Task`."""
+        featurized = featurize_structure(self.path, self.entry, worker.dictionary, self.options)
+        result = structure_row(featurized.content)
+        result["structure"] = worker.publish(featurized.content)
+        result["own_components"] = {
+            component.key: build_reference(component).to_json() for component in featurized.own_components
+        }
+        return Outcome(result=result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentTask(Task):
+    """Make the reference conformer of one component."""
+
+    key: str
+
+    @property
+    def stage(self) -> str:
+        """See :class:`Task`."""
+        return "component"
+
+    def run(self, worker: WorkerContext) -> Outcome:
+        """See :class:`Task`."""
+        component = worker.dictionary.get(self.key)
+        if component is None:
+            raise ComponentError(
+                f"component {self.key}: no longer in the dictionary; run the build again",
+                reason="unknown-component",
+            )
+        return Outcome(result={"reference": build_reference(component).to_json()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MsaTask(Task):
+    """Read one sequence's alignments. The sequence is that of an entity of a stored structure."""
+
+    structure: str
+    entity_id: int
+    mol_type: MolType
+    files: tuple[Path, ...]
+
+    @property
+    def stage(self) -> str:
+        """See :class:`Task`."""
+        return "msa"
+
+    def run(self, worker: WorkerContext) -> Outcome:
+        """See :class:`Task`."""
+        read = featurize_msa(worker.sequence(self.structure, self.entity_id), self.mol_type, self.files)
+        problems = tuple(Problem(failure.reason, str(failure)) for failure in read.failures)
+        if read.content is None:
+            return Outcome(result={"object": "", "depth": 0}, problems=problems)
+        depth = read.content.arrays["msa"].shape[1]
+        return Outcome(result={"object": worker.publish(read.content), "depth": depth}, problems=problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateTask(Task):
+    """Read one sequence's template hits. The sequence is that of an entity of a stored structure."""
+
+    structure: str
+    entity_id: int
+    files: tuple[Path, ...]
+
+    @property
+    def stage(self) -> str:
+        """See :class:`Task`."""
+        return "template"
+
+    def run(self, worker: WorkerContext) -> Outcome:
+        """See :class:`Task`."""
+        read = featurize_templates(
+            worker.sequence(self.structure, self.entity_id), self.files, worker.templates
+        )
+        problems = tuple(Problem(failure.reason, str(failure)) for failure in read.failures)
+        if read.content is None:
+            return Outcome(result={"object": "", "hits": 0}, problems=problems)
+        hits = read.content.arrays["hits"].shape[1]
+        return Outcome(result={"object": worker.publish(read.content), "hits": hits}, problems=problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairingTask(Task):
+    """Pair the rows of an entry's MSAs by species."""
+
+    msas: tuple[str, ...]
+
+    @property
+    def stage(self) -> str:
+        """See :class:`Task`."""
+        return "pairing"
+
+    def run(self, worker: WorkerContext) -> Outcome:
+        """See :class:`Task`."""
+        content = pair_msas([MsaRows.from_store(worker.store, digest) for digest in self.msas])
+        return Outcome(result={"object": "" if content is None else worker.publish(content)})
+
+
+def structure_row(content: Content) -> dict[str, Any]:
+    """The manifest's columns that a structure object decides, MSAs and templates apart."""
+    attributes: Mapping[str, Any] = content.attributes
+    tables = {
+        name: schema.STRUCTURE.table(name).unpack(content.arrays[name])
+        for name in ("chains", "residues", "interfaces")
+    }
+    chains, residues, interfaces = tables["chains"], tables["residues"], tables["interfaces"]
+    resolved = np.zeros(len(chains["asym_id"]), np.int64)
+    np.add.at(resolved, residues["chain"], residues["resolved"])
+    rows = []
+    for index in range(len(chains["asym_id"])):
+        mol_type = MolType(int(chains["mol_type"][index]))
+        sequence = attributes["entities"][int(chains["entity_id"][index]) - 1]["sequence"]
+        rows.append(
+            {
+                "label_asym_id": attributes["chains"]["label_asym_id"][index],
+                "auth_asym_id": attributes["chains"]["auth_asym_id"][index],
+                **{name: int(chains[name][index]) for name in ("asym_id", "entity_id", "sym_id")},
+                "mol_type": mol_type.name.lower(),
+                "n_residue": int(chains["residue_count"][index]),
+                "n_token": int(chains["token_count"][index]),
+                "n_resolved": int(resolved[index]),
+                "sequence_digest": hashlib.sha256(sequence.encode()).hexdigest() if sequence else "",
+            }
+        )
+    counts = np.bincount(chains["mol_type"], minlength=len(MolType))
+    return {
+        "entry": attributes["entry"],
+        "assembly": attributes["assembly"],
+        "release_date": attributes["release_date"],
+        "resolution": attributes["resolution"],
+        "method": attributes["method"],
+        "title": attributes["title"],
+        "n_token": content.arrays["tokens"].shape[1],
+        "n_atom": content.arrays["atoms"].shape[1],
+        "n_residue": content.arrays["residues"].shape[1],
+        **{f"n_chain_{kind.name.lower()}": int(counts[kind]) for kind in MolType},
+        "chains": rows,
+        "interfaces": [
+            {"chain_i": int(i), "chain_j": int(j)}
+            for i, j in zip(interfaces["chain_i"], interfaces["chain_j"], strict=True)
+        ],
+        "components": list(attributes["components"]),
+        "component_digests": list(attributes["component_digests"]),
+        "warnings": list(attributes["warnings"]),
+    }
