@@ -102,15 +102,7 @@ class Planner:
         """The tasks that are not known, to begin with; largest structures first."""
         tasks: list[Task] = []
         for plan in self.entries.values():
-            task = StructureTask(
-                recipe=plan.recipe,
-                label=plan.source.entry,
-                entries=(plan.source.entry,),
-                size=plan.source.path.stat().st_size,
-                entry=plan.source.entry,
-                path=plan.source.path,
-                options=self._options,
-            )
+            task = self.structure_task(plan)
             known = self._known.find(plan.recipe)
             if known is not None and self._definitions_hold(known):
                 tasks += self._reuse(task, known)
@@ -124,6 +116,19 @@ class Planner:
         assert component is not None, key  # its structure was featurized with it
         return component
 
+    def structure_task(self, plan: EntryPlan) -> StructureTask:
+        """The task that featurizes an entry's structure file."""
+        entry, path = plan.source.entry, plan.source.path
+        return StructureTask(
+            recipe=plan.recipe,
+            label=entry,
+            entries=(entry,),
+            size=path.stat().st_size if path.exists() else 0,
+            entry=entry,
+            path=path,
+            options=self._options,
+        )
+
     def settle(self, task: Task, outcome: Outcome) -> list[Task]:
         """Take an outcome in; the tasks it makes possible."""
         self.outcomes[task.recipe] = outcome
@@ -133,10 +138,11 @@ class Planner:
             self.references[task.key] = (outcome.result or {}).get("reference", {})
         return []
 
-    def pairings(self) -> list[Task]:
-        """Pairing tasks, once every MSA has its outcome; known ones are taken in."""
+    def pairings(self, entries: Iterable[str] | None = None) -> list[Task]:
+        """Pairing tasks of ``entries`` (None: all), once their MSAs have outcomes; known ones are taken in."""
         tasks: list[Task] = []
-        for entry, plan in self.entries.items():
+        for entry in self.entries if entries is None else entries:
+            plan = self.entries[entry]
             msas = tuple(self._paired_msas(plan))
             if len(msas) < 2:
                 continue

@@ -1,0 +1,400 @@
+"""``megafold cache``: build, verify, info, ls, show."""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+_FOLDER = click.Path(path_type=Path)
+_cache_argument = click.argument("cache", type=_FOLDER)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what a cache is built from: ``build`` and ``verify`` share them."""
+    for option in (
+        click.option(
+            "--ccd-extra",
+            "ccd_extra",
+            type=_FOLDER,
+            multiple=True,
+            help="Further component definitions (mmCIF); they win over the dictionary's. Repeatable.",
+        ),
+        click.option(
+            "--ccd",
+            type=_FOLDER,
+            help="Component dictionary (components.cif[.gz] or .bcif). Default: the one bundled with biotite.",
+        ),
+        click.option(
+            "--template-structures",
+            type=_FOLDER,
+            multiple=True,
+            help="Folders with the structures that template hits name. Default: the corpus. Repeatable.",
+        ),
+        click.option(
+            "--alignments",
+            type=_FOLDER,
+            help="Folder of alignments: one folder a chain, <entry>_<chain> or the first 16 digits of the "
+            "SHA-256 of its sequence.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _sources(corpus: Path, values: dict[str, Any]) -> Any:
+    from megafold.pipeline.builder.config import Sources
+
+    return Sources(
+        corpus=corpus,
+        alignments=values["alignments"],
+        template_structures=tuple(values["template_structures"]) or (corpus,),
+        ccd=values["ccd"],
+        ccd_extra=tuple(values["ccd_extra"]),
+    )
+
+
+@click.group(name="cache")
+def command() -> None:
+    """Build a cache of deterministic features, and look after it."""
+
+
+@command.command()
+@click.argument("corpus", type=_FOLDER)
+@_cache_argument
+@_source_options
+@click.option("--workers", type=click.IntRange(0), default=None, help="Worker processes; 0: this process.")
+@click.option("--scheduler", help="Address of a running Dask scheduler (tcp://…) to use instead.")
+@click.option("--memory-limit", default="auto", help="Memory of one worker (4GiB); more ends its task.")
+@click.option("--task-timeout", default=600.0, show_default=True, help="Seconds one task may take.")
+@click.option(
+    "--max-failures",
+    default="5%",
+    show_default=True,
+    help="Entries that may fail, as a number or a share, before the exit status is 1.",
+)
+@click.option("--retry-failed", is_flag=True, help="Try again what failed before.")
+@click.option("--assembly", default="1", show_default=True, help="Assembly id, or `asym`: as deposited.")
+@click.option("--quiet", is_flag=True, help="No progress, no table.")
+@_json_option
+def build(corpus: Path, cache: Path, as_json: bool, quiet: bool, **values: Any) -> None:
+    """Featurize the structures of CORPUS into CACHE.
+
+    CORPUS is a folder of mmCIF files, a list of them, or a TSV that maps entries to files. Run it again to
+    go on after an interruption, or to take in what changed: finished work is never repeated. Failures stand
+    in the cache's ledger with their reasons (`megafold cache info`).
+    """
+    from megafold.pipeline.builder.config import BuildConfig, FailureLimit, Resources
+    from megafold.pipeline.builder.engine import Build
+    from megafold.pipeline.builder.progress import BuildProgress
+    from megafold.pipeline.structure.options import StructureOptions
+
+    workers = values["workers"] if values["workers"] is not None else len(os.sched_getaffinity(0))
+    config = BuildConfig(
+        sources=_sources(corpus, values),
+        cache=cache,
+        structure=replace(StructureOptions(), assembly=values["assembly"]),
+        resources=Resources(
+            workers=workers,
+            scheduler=values["scheduler"],
+            task_timeout_s=values["task_timeout"],
+            memory_limit=values["memory_limit"],
+        ),
+        max_failures=FailureLimit.parse(values["max_failures"]),
+        retry_failed=values["retry_failed"],
+    )
+    with BuildProgress(quiet=quiet or as_json) as progress:
+        try:
+            report = Build(config, progress).run()
+        except KeyboardInterrupt:
+            click.echo("Interrupted. Nothing is lost: the same command goes on from here.", err=True)
+            sys.exit(130)
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1))
+    elif not quiet:
+        _print_report(report, config.max_failures)
+    sys.exit(0 if report.within_limit else 1)
+
+
+def _print_report(report: Any, limit: Any) -> None:
+    console = Console(highlight=False)
+    table = Table("stage", "computed", "reused", "failed", title="Build")
+    failed = Counter(failure["stage"] for failure in report.failures)
+    for stage in ("structure", "component", "msa", "pairing", "template"):
+        table.add_row(
+            stage,
+            str(report.computed.get(stage, 0)),
+            str(report.reused.get(stage, 0)),
+            str(failed.get(stage, 0)),
+        )
+    console.print(table)
+    console.print(
+        f"{report.entries} entries in the snapshot, {report.failed_entries} with failures "
+        f"(limit {limit}); {report.chains} polymer chains, {report.chains_with_msa} with an MSA, "
+        f"{report.chains_with_template} with templates; {report.elapsed_s:.1f} s"
+    )
+    for reason, number in Counter(f["reason"] for f in report.failures).most_common():
+        first = next(f for f in report.failures if f["reason"] == reason)
+        console.print(f"  {number} × {reason}, for instance {first['entry']}: {first['message']}")
+    console.print(f"manifest {report.manifest}")
+    if not report.within_limit:
+        console.print("More failures than --max-failures allows: exit status 1.")
+
+
+def _open(cache: Path) -> tuple[Any, Any]:
+    """The store and its current manifest (None before the first build ended)."""
+    from megafold.cache_store import LocalStore
+    from megafold.pipeline.builder.engine import REF
+
+    store = LocalStore.open(cache)
+    digest = store.ref(REF)
+    return store, None if digest is None else store.manifest(digest)
+
+
+@command.command()
+@_cache_argument
+@click.option("--quick", is_flag=True, help="Compare file digests alone; decode nothing.")
+@click.option("--corpus", type=_FOLDER, help="Also say what is stale or new against this corpus.")
+@click.option(
+    "--recompute", metavar="N|all", help="Featurize N entries (or all) again and compare; needs --corpus."
+)
+@_source_options
+@click.option("--workers", type=click.IntRange(1), default=None, help="Processes that check objects.")
+@_json_option
+def verify(cache: Path, quick: bool, corpus: Path | None, as_json: bool, **values: Any) -> None:
+    """Check that CACHE is whole: every object, manifest and ref.
+
+    Exit status 1 when something is wrong or stale. Every finding says what to do about it.
+    """
+    from megafold.pipeline.builder import verify as checks
+
+    workers = values["workers"] or len(os.sched_getaffinity(0))
+    number = _recompute_number(values["recompute"], corpus)
+    findings, manifest = _check_manifest(cache)
+    store, progress = _open_store(cache), _counter("objects", silent=as_json)
+    findings += checks.check_store(store, manifest, quick=quick, workers=workers, progress=progress)
+    if manifest is not None:
+        if not quick:
+            findings += checks.check_schema(store, manifest)
+        if corpus is not None:
+            sources = _sources(corpus, values)
+            findings += checks.check_corpus(store, manifest, sources)
+            if number != 0:
+                again = _counter("entries computed again", silent=as_json)
+                findings += checks.check_recompute(store, manifest, sources, number, again)
+    serious = [finding for finding in findings if finding.level != "info"]
+    if as_json:
+        click.echo(json.dumps({"ok": not serious, "findings": [f.to_json() for f in findings]}, indent=1))
+    else:
+        _print_findings(findings)
+    sys.exit(1 if serious else 0)
+
+
+def _open_store(cache: Path) -> Any:
+    from megafold.cache_store import LocalStore
+
+    return LocalStore.open(cache)
+
+
+def _check_manifest(cache: Path) -> tuple[list[Any], Any]:
+    """The current manifest, or None: `check_store` reports what is wrong with it."""
+    from megafold.cache_store import CacheError, NotACache
+
+    try:
+        return [], _open(cache)[1]
+    except NotACache:
+        raise
+    except CacheError:
+        return [], None
+
+
+def _recompute_number(text: str | None, corpus: Path | None) -> int | None:
+    """Entries to compute again; None for all, 0 for none."""
+    if text is None:
+        return 0
+    if corpus is None:
+        raise click.UsageError("--recompute needs --corpus: the files to compute from")
+    if text == "all":
+        return None
+    if not text.isdigit() or text == "0":
+        raise click.UsageError(f"--recompute {text}: give a number of entries, or `all`")
+    return int(text)
+
+
+def _counter(noun: str, *, silent: bool) -> Callable[[int, int], None]:
+    """A progress line on a terminal."""
+
+    def show(done: int, total: int) -> None:
+        if not silent and sys.stderr.isatty():
+            click.echo(f"\r{done}/{total} {noun}", err=True, nl=done == total)
+
+    return show
+
+
+def _print_findings(findings: list[Any]) -> None:
+    console = Console(highlight=False)
+    for finding in findings:
+        users = ", ".join(finding.entries[:5]) + (" …" if len(finding.entries) > 5 else "")
+        console.print(f"{finding.level.upper()} {finding.kind}: {finding.message}", markup=False)
+        if users and finding.level != "info":
+            console.print(f"    entries: {users}", markup=False)
+        console.print(f"    → {finding.action}", markup=False)
+    counts = Counter(finding.level for finding in findings)
+    if not counts["error"] and not counts["stale"]:
+        console.print("The cache is whole.")
+    else:
+        console.print(f"{counts['error']} errors, {counts['stale']} stale or new.")
+
+
+@command.command()
+@_cache_argument
+@click.option("--failures", "show_failures", is_flag=True, help="List every failure.")
+@_json_option
+def info(cache: Path, show_failures: bool, as_json: bool) -> None:
+    """What CACHE holds: entries, failures, objects, bytes."""
+    from megafold.cache_store import Digest
+
+    store, manifest = _open(cache)
+    digests = list(store.digests())
+    ledger = "" if manifest is None else str(manifest.attributes["ledger"])
+    failures = store.ledger(Digest.parse(ledger)) if ledger else []
+    facts: dict[str, Any] = {
+        "entries": 0 if manifest is None else manifest.table.num_rows,
+        "failures": len({failure.entry for failure in failures}),
+        "objects": len(digests),
+        "bytes": sum(store.size(digest) for digest in digests),
+        "manifest": None if manifest is None else str(manifest.digest()),
+    }
+    if manifest is not None:
+        table = manifest.table
+        facts |= {name: sum(table.column(name).to_pylist()) for name in ("n_token", "n_atom")}
+        facts["components"] = manifest.attributes["components"]
+        facts["versions"] = dict(manifest.attributes["versions"])
+        facts["failures_by_reason"] = dict(Counter(failure.reason for failure in failures))
+    rows = [{"entry": f.entry, "stage": f.stage, "reason": f.reason, "message": f.message} for f in failures]
+    if as_json:
+        click.echo(json.dumps(facts | ({"failed": rows} if show_failures else {}), indent=1))
+        return
+    console = Console(highlight=False)
+    for name, value in facts.items():
+        console.print(f"{name.replace('_', ' '):<20} {value}", markup=False)
+    for row in rows if show_failures else ():
+        console.print(f"{row['entry']}  {row['stage']}  {row['reason']}: {row['message']}", markup=False)
+
+
+@command.command()
+@_cache_argument
+@_json_option
+def ls(cache: Path, as_json: bool) -> None:
+    """The entries of CACHE, one a line."""
+    manifest = _snapshot(cache)
+    names = ("entry", "assembly", "n_token", "n_atom", "release_date", "resolution", "method")
+    rows = []
+    for row in manifest.table.to_pylist():
+        chains = Counter(chain["mol_type"] for chain in row["chains"])
+        depth = max((chain["msa_depth"] for chain in row["chains"]), default=0)
+        templates = max((chain["n_template"] for chain in row["chains"]), default=0)
+        rows.append(
+            {name: row[name] for name in names}
+            | {"chains": dict(chains), "msa_depth": depth, "templates": templates}
+        )
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    table = Table("entry", "assembly", "chains", "tokens", "atoms", "MSA", "templates", "Å", "released")
+    for row in rows:
+        chains_text = " ".join(f"{number} {kind}" for kind, number in sorted(row["chains"].items()))
+        table.add_row(
+            row["entry"],
+            row["assembly"],
+            chains_text,
+            *(str(row[name]) for name in ("n_token", "n_atom", "msa_depth", "templates")),
+            "" if row["resolution"] is None else f"{row['resolution']:.2f}",
+            row["release_date"] or "",
+        )
+    Console(highlight=False).print(table)
+
+
+def _snapshot(cache: Path) -> Any:
+    from megafold.cache_store import MissingManifest
+
+    manifest = _open(cache)[1]
+    if manifest is None:
+        raise MissingManifest(f"{cache} has no snapshot yet: run `megafold cache build`")
+    return manifest
+
+
+@command.command()
+@_cache_argument
+@click.argument("name")
+@_json_option
+def show(cache: Path, name: str, as_json: bool) -> None:
+    """One entry of CACHE, or one object by the first digits of its digest."""
+    store, _ = _open(cache)
+    manifest = _snapshot(cache)
+    rows = [row for row in manifest.table.to_pylist() if row["entry"] == name.lower()]
+    if rows:
+        digests = [rows[0]["structure"], rows[0]["pairing"]]
+        digests += [chain[key] for chain in rows[0]["chains"] for key in ("msa", "template")]
+        facts: dict[str, Any] = {"entry": rows[0]}
+    else:
+        digests = [str(digest) for digest in store.digests() if str(digest).startswith(name.lower())]
+        facts = {}
+        if len(digests) != 1:
+            raise click.UsageError(
+                f"{name}: no such entry, and {len(digests) or 'no'} objects begin so; "
+                "`megafold cache ls` lists the entries"
+            )
+    facts["objects"] = {digest: _object_facts(store, digest) for digest in dict.fromkeys(digests) if digest}
+    click.echo(json.dumps(facts, indent=1) if as_json else _as_text(facts))
+
+
+def _object_facts(store: Any, digest: str) -> dict[str, Any]:
+    from megafold.cache_store import Digest
+    from megafold.pipeline import schema
+
+    with store.open(Digest.parse(digest)) as reader:
+        kind = str(reader.attributes.get("kind"))
+        return {
+            "kind": kind,
+            "bytes": store.size(Digest.parse(digest)),
+            "arrays": {
+                name: {
+                    "shape": list(reader.shapes[name]),
+                    "dtype": str(reader.dtypes[name]),
+                    "doc": schema.OBJECTS[kind][name].doc,
+                }
+                for name in sorted(reader.shapes)
+            },
+            "attributes": dict(reader.attributes),
+        }
+
+
+def _as_text(facts: dict[str, Any]) -> str:
+    lines = []
+    for key, value in facts.get("entry", {}).items():
+        if not isinstance(value, list):
+            lines.append(f"{key:<16} {value}")
+    for chain in facts.get("entry", {}).get("chains", ()):
+        lines.append(
+            f"chain {chain['label_asym_id']:<4} entity {chain['entity_id']} copy {chain['sym_id']} "
+            f"{chain['mol_type']:<8} {chain['n_residue']:>5} residues ({chain['n_resolved']} resolved), "
+            f"{chain['n_token']} tokens, MSA {chain['msa_depth']} ({chain['msa_status']}), "
+            f"{chain['n_template']} templates"
+        )
+    for warning in facts.get("entry", {}).get("warnings", ()):
+        lines.append(f"warning: {warning}")
+    for digest, described in facts["objects"].items():
+        lines.append(f"\n{described['kind']} {digest} ({described['bytes']} bytes)")
+        for name, array in described["arrays"].items():
+            shape = " × ".join(map(str, array["shape"])) or "scalar"
+            lines.append(f"  {name:<18} {array['dtype']:<8} [{shape}]  {array['doc']}")
+    return "\n".join(lines)

@@ -1,0 +1,270 @@
+"""Checking a cache: is what it holds whole, does it fit its corpus, does it come out the same again?
+
+Four questions, each with its findings and what to do about them:
+
+- the store: every object decodes and hashes to its name, nothing a snapshot names is missing (:func:`check_store`),
+- the schema: every object is of the kind and shape its manifest row says (:func:`check_schema`),
+- the corpus: which entries are new, changed or gone since the build (:func:`check_corpus`),
+- the featurizer: computed again, does an entry come out with the same digest (:func:`check_recompute`)?
+"""
+
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+from megafold.cache_store import CorruptObject, Digest, LocalStore, Manifest, audit
+from megafold.pipeline import schema
+from megafold.pipeline.builder.config import Sources
+from megafold.pipeline.builder.known import Known
+from megafold.pipeline.builder.planner import Planner
+from megafold.pipeline.builder.tasks import StructureTask, Task, WorkerConfig, run_task
+from megafold.pipeline.errors import InputError
+from megafold.pipeline.manifest import EntryRow, entry_rows, referenced_digests
+from megafold.pipeline.structure.options import StructureOptions
+
+Level = Literal["error", "stale", "info"]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be, and what to do about it.
+
+    ``error``: the cache cannot be trusted. ``stale``: it is sound, and the corpus has moved on. ``info``:
+    nothing is wrong. ``entries`` are those that are affected.
+    """
+
+    level: Level
+    kind: str
+    subject: str
+    message: str
+    action: str
+    entries: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def users(manifest: Manifest) -> dict[str, list[str]]:
+    """Entries by the object that they use; the component library is everybody's and not among them."""
+    found: dict[str, set[str]] = {}
+    for row in entry_rows(manifest):
+        named = {row.structure, row.pairing} | {d for c in row.chains for d in (c.msa, c.template)}
+        for digest in named - {""}:
+            found.setdefault(digest, set()).add(row.entry)
+    return {digest: sorted(entries) for digest, entries in found.items()}
+
+
+def check_store(
+    store: LocalStore, manifest: Manifest | None, *, quick: bool, workers: int, progress: Progress
+) -> list[Finding]:
+    """Every object, manifest and ref. ``quick`` compares file digests and decodes nothing."""
+    expected = referenced_digests(manifest) if manifest is not None else set()
+    named = users(manifest) if manifest is not None else {}
+    with ProcessPoolExecutor(max(1, workers), mp_context=get_context("spawn")) as pool:
+        found = audit(
+            store,
+            expected,
+            quick=quick,
+            progress=progress,
+            mapper=pool.map if workers > 1 else map,
+        )
+    return [
+        Finding(
+            level=finding.level,
+            kind=finding.kind,
+            subject=finding.subject,
+            message=finding.message,
+            action=finding.action,
+            entries=tuple(named.get(finding.subject, ())),
+        )
+        for finding in found
+    ]
+
+
+def check_schema(store: LocalStore, manifest: Manifest) -> list[Finding]:
+    """Every object against the schema and against its manifest row. Corrupt ones are :func:`check_store`'s."""
+    findings = []
+    for digest, kind, entry in _expected_kinds(manifest):
+        if not store.has(Digest.parse(digest)):
+            continue
+        try:
+            content = store.get(Digest.parse(digest))
+            if content.attributes.get("kind") != kind:
+                raise schema.SchemaError(
+                    f"it is a {content.attributes.get('kind')}, the manifest says {kind}"
+                )
+            schema.validate(kind, content.arrays, content.attributes)
+        except CorruptObject:
+            continue
+        except schema.SchemaError as error:
+            findings.append(
+                Finding(
+                    level="error",
+                    kind="schema",
+                    subject=digest,
+                    message=f"object {digest} of {entry} does not fit the schema: {error}",
+                    action="written by another version; remove the cache folder and build again",
+                    entries=(entry,),
+                )
+            )
+    return findings
+
+
+def _expected_kinds(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
+    seen = set()
+    yield str(manifest.attributes["components"]), "component", "the component library"
+    for row in entry_rows(manifest):
+        named = [(row.structure, "structure"), (row.pairing, "pairing")]
+        for chain in row.chains:
+            named += [(chain.msa, "msa"), (chain.template, "template")]
+        for digest, kind in named:
+            if digest and digest not in seen:
+                seen.add(digest)
+                yield digest, kind, row.entry
+
+
+def check_corpus(store: LocalStore, manifest: Manifest, sources: Sources) -> list[Finding]:
+    """What a build would do now: entries and alignments that are new, changed or gone."""
+    known = Known(store)
+    known.add_manifest(manifest, with_failures=True)
+    planner = Planner(sources, options_of(manifest), known)
+    pending = [*planner.start(), *planner.pairings()]
+    built = {row.entry: row for row in entry_rows(manifest)}
+    action = "run the same `megafold cache build` again; only what changed is computed"
+    findings = [_pending_finding(task, planner, built, action) for task in pending]
+    for entry in sorted(set(built) - set(planner.entries)):
+        findings.append(
+            Finding(
+                level="stale",
+                kind="gone",
+                subject=entry,
+                message=f"{entry} is in the cache and no longer in the corpus",
+                action="build again to drop it from the snapshot, or put its file back",
+                entries=(entry,),
+            )
+        )
+    for plan in planner.entries.values():
+        row = built.get(plan.source.entry)
+        if row is None or plan.row is None:
+            continue
+        for name in sorted(set(row.recipes) - set(plan.recipes) - {"structure", "pairing"}):
+            findings.append(
+                Finding(
+                    level="stale",
+                    kind="gone",
+                    subject=f"{row.entry} {name}",
+                    message=f"{row.entry}: the {name.partition(':')[0]} files of entity {name.partition(':')[2]} "
+                    "that the cache was built from are gone",
+                    action="put them back, or build again without them",
+                    entries=(row.entry,),
+                )
+            )
+    return findings
+
+
+def _pending_finding(task: Task, planner: Planner, built: dict[str, EntryRow], action: str) -> Finding:
+    entries = tuple(sorted(planner.users[task.recipe]))
+    if isinstance(task, StructureTask):
+        changed = task.entry in built
+        kind = "stale" if changed else "new"
+        message = (
+            f"{task.entry}: the structure file, a component it uses, or the featurizer changed"
+            if changed
+            else f"{task.entry} is in the corpus and not in the cache"
+        )
+        return Finding(
+            level="stale", kind=kind, subject=task.entry, message=message, action=action, entries=entries
+        )
+    files = ", ".join(path.name for path in getattr(task, "files", ()))
+    message = f"{task.stage} of {task.label} changed or is new{': ' + files if files else ''}"
+    return Finding(
+        level="stale", kind="stale", subject=task.label, message=message, action=action, entries=entries
+    )
+
+
+def options_of(manifest: Manifest) -> StructureOptions:
+    """The structure options that a snapshot was built with."""
+    config: Any = manifest.attributes["config"]
+    known = {name: tuple(v) if isinstance(v, list) else v for name, v in config["structure"].items()}
+    try:
+        return StructureOptions(**known)
+    except TypeError as error:
+        raise InputError(
+            f"the cache was built by another version, whose options differ ({error}); build again",
+            reason="other-version",
+        ) from error
+
+
+def check_recompute(
+    store: LocalStore,
+    manifest: Manifest,
+    sources: Sources,
+    number: int | None,
+    progress: Progress,
+    seed: int = 0,
+) -> list[Finding]:
+    """Featurize ``number`` entries again (None: all) into a scratch cache and compare digests.
+
+    Their structures, MSAs, pairings and templates; entries whose inputs changed since are left out.
+    """
+    rows = {row.entry: row for row in entry_rows(manifest)}
+    chosen = sorted(rows)
+    if number is not None:
+        chosen = sorted(random.Random(seed).sample(chosen, min(number, len(chosen))))
+    findings: list[Finding] = []
+    with tempfile.TemporaryDirectory(prefix="megafold-recompute-") as scratch:
+        LocalStore.create(Path(scratch) / "cache")
+        worker = WorkerConfig(cache=str(Path(scratch) / "cache"), sources=sources)
+        planner = Planner(sources, options_of(manifest), Known(LocalStore.open(Path(scratch) / "cache")))
+        for done, entry in enumerate(chosen):
+            progress(done, len(chosen))
+            if entry in planner.entries and planner.entries[entry].recipe == rows[entry].recipes["structure"]:
+                findings += _recompute_entry(planner, worker, rows[entry])
+        progress(len(chosen), len(chosen))
+    return findings
+
+
+def _recompute_entry(planner: Planner, worker: WorkerConfig, row: EntryRow) -> Iterable[Finding]:
+    plan = planner.entries[row.entry]
+    queue: list[Task] = [planner.structure_task(plan)]
+    while queue:
+        task = queue.pop()
+        if task.stage != "component":
+            queue += planner.settle(task, run_task(worker, task))
+    for task in planner.pairings([row.entry]):
+        planner.settle(task, run_task(worker, task))
+    for name, recipe in {"structure": plan.recipe, **plan.recipes}.items():
+        outcome = planner.outcomes.get(recipe)
+        if row.recipes.get(name) != recipe or outcome is None:
+            continue
+        result = outcome.result or {}
+        again = result.get("structure", result.get("object", ""))
+        stored = _stored(row, name)
+        if again != stored:
+            yield Finding(
+                level="error",
+                kind="not-reproduced",
+                subject=stored or f"{row.entry} {name}",
+                message=f"{row.entry}: {name} computed again gives {again or 'nothing'}, "
+                f"the cache holds {stored or 'nothing'}",
+                action="the installed libraries or this code compute something else than at build time: "
+                "compare `megafold cache info` with your environment, or build a new cache",
+                entries=(row.entry,),
+            )
+
+
+def _stored(row: EntryRow, name: str) -> str:
+    if name == "structure":
+        return row.structure
+    if name == "pairing":
+        return row.pairing
+    stage, _, entity = name.partition(":")
+    chain = next(chain for chain in row.chains if chain.entity_id == int(entity))
+    return chain.msa if stage == "msa" else chain.template
