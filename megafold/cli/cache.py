@@ -31,7 +31,7 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--ccd",
             type=_FOLDER,
-            help="Component dictionary (components.cif[.gz] or .bcif). Default: the one bundled with biotite.",
+            help="Component dictionary (components.cif[.gz] or .bcif). Default: biotite's.",
         ),
         click.option(
             "--template-structures",

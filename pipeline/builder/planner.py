@@ -139,7 +139,7 @@ class Planner:
         return []
 
     def pairings(self, entries: Iterable[str] | None = None) -> list[Task]:
-        """Pairing tasks of ``entries`` (None: all), once their MSAs have outcomes; known ones are taken in."""
+        """Pairing tasks of ``entries`` (None: all) once their MSAs are there; known ones are taken in."""
         tasks: list[Task] = []
         for entry in self.entries if entries is None else entries:
             plan = self.entries[entry]

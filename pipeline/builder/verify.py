@@ -2,7 +2,7 @@
 
 Four questions, each with its findings and what to do about them:
 
-- the store: every object decodes and hashes to its name, nothing a snapshot names is missing (:func:`check_store`),
+- the store: every object decodes and hashes to its name, nothing named is missing (:func:`check_store`),
 - the schema: every object is of the kind and shape its manifest row says (:func:`check_schema`),
 - the corpus: which entries are new, changed or gone since the build (:func:`check_corpus`),
 - the featurizer: computed again, does an entry come out with the same digest (:func:`check_recompute`)?
@@ -89,7 +89,7 @@ def check_store(
 
 
 def check_schema(store: LocalStore, manifest: Manifest) -> list[Finding]:
-    """Every object against the schema and against its manifest row. Corrupt ones are :func:`check_store`'s."""
+    """Every object against the schema and its manifest row. Corrupt ones are :func:`check_store`'s."""
     findings = []
     for digest, kind, entry in _expected_kinds(manifest):
         if not store.has(Digest.parse(digest)):
@@ -155,13 +155,13 @@ def check_corpus(store: LocalStore, manifest: Manifest, sources: Sources) -> lis
         if row is None or plan.row is None:
             continue
         for name in sorted(set(row.recipes) - set(plan.recipes) - {"structure", "pairing"}):
+            stage, _, entity = name.partition(":")
             findings.append(
                 Finding(
                     level="stale",
                     kind="gone",
                     subject=f"{row.entry} {name}",
-                    message=f"{row.entry}: the {name.partition(':')[0]} files of entity {name.partition(':')[2]} "
-                    "that the cache was built from are gone",
+                    message=f"{row.entry}: the {stage} files of entity {entity} are gone",
                     action="put them back, or build again without them",
                     entries=(row.entry,),
                 )
