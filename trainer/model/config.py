@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal
 
+from megafold.trainer.errors import ConfigError
+
 Backend = Literal["eager", "compile", "triton"]
 BACKENDS: Final[tuple[Backend, ...]] = ("eager", "compile", "triton")
 
@@ -15,7 +17,7 @@ N_CHAR: Final = 64
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise ValueError(message)
+        raise ConfigError(message)
 
 
 def _require_positive(config: Any, *names: str) -> None:
@@ -180,7 +182,7 @@ class ModelConfig:
         """The inverse of :meth:`to_dict`; groups that ``values`` leaves out keep their defaults.
 
         Raises:
-            ValueError: a name is unknown or a value is not acceptable.
+            ConfigError: a name is unknown or a value is not acceptable.
         """
         known = {item.name: item for item in fields(cls)}
         unknown = sorted(set(values) - set(known))

@@ -1,0 +1,67 @@
+"""The Pairformer stack (algorithm 17) and the pair updates that the MSA and template stacks share.
+
+Shapes: s [B, N, C_s]; z [B, N, N, C_z]; mask [B, N] boolean; pair_mask [B, N, N] boolean.
+"""
+
+from torch import Tensor, nn
+
+from megafold.trainer.model.config import PairformerConfig
+from megafold.trainer.model.primitives import Dropout, Transition, run_block
+from megafold.trainer.model.transformer import AttentionPairBias
+from megafold.trainer.model.triangle import TriangleAttention, TriangleMultiplication
+
+
+class PairUpdate(nn.Module):
+    """The pair half of a Pairformer block: algorithm 17, lines 2 to 6 (algorithm 8, lines 9 to 13)."""
+
+    def __init__(self, c_z: int, config: PairformerConfig, *, n_transition: int | None = None) -> None:
+        super().__init__()
+        c, c_head, n_head = config.c_triangle, config.c_attention, config.n_head_pair
+        self.multiplication_outgoing = TriangleMultiplication(c_z, c, outgoing=True)
+        self.multiplication_incoming = TriangleMultiplication(c_z, c, outgoing=False)
+        self.attention_starting = TriangleAttention(c_z, c_head, n_head, starting=True)
+        self.attention_ending = TriangleAttention(c_z, c_head, n_head, starting=False)
+        self.transition = Transition(c_z, n_transition or config.n_transition)
+        self.dropout_row = Dropout(config.dropout, "row")
+        self.dropout_column = Dropout(config.dropout, "column")
+
+    def forward(self, z: Tensor, pair_mask: Tensor) -> Tensor:
+        """[B, N, N, C_z] → [B, N, N, C_z], residuals included."""
+        z = z + self.dropout_row(self.multiplication_outgoing(z, pair_mask))
+        z = z + self.dropout_row(self.multiplication_incoming(z, pair_mask))
+        z = z + self.dropout_row(self.attention_starting(z, pair_mask))
+        z = z + self.dropout_column(self.attention_ending(z, pair_mask))
+        return z + self.transition(z)
+
+
+class PairformerBlock(nn.Module):
+    """One round of algorithm 17."""
+
+    def __init__(self, c_s: int, c_z: int, config: PairformerConfig) -> None:
+        super().__init__()
+        self.pair = PairUpdate(c_z, config)
+        self.attention = AttentionPairBias(c_s, c_z, config.n_head_single)
+        self.transition = Transition(c_s, config.n_transition)
+
+    def forward(self, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The next s and z."""
+        z = self.pair(z, pair_mask)
+        s = s + self.attention(s[:, None], None, z, mask)[:, 0]
+        return s + self.transition(s), z
+
+
+class PairformerStack(nn.Module):
+    """Algorithm 17."""
+
+    def __init__(
+        self, c_s: int, c_z: int, n_block: int, config: PairformerConfig, *, recompute: bool
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(PairformerBlock(c_s, c_z, config) for _ in range(n_block))
+        self.recompute = recompute
+
+    def forward(self, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The last block's s and z."""
+        for block in self.blocks:
+            s, z = run_block(block, s, z, mask, pair_mask, recompute=self.recompute)
+        return s, z

@@ -1,0 +1,74 @@
+"""Triangle updates of the pair representation (algorithms 12 to 15).
+
+Shapes: z [B, N, N, C_z]; mask [B, N, N] boolean, True: both tokens are present. Residuals are the
+caller's.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from megafold.trainer import ops
+from megafold.trainer.model.primitives import LayerNorm, Linear
+
+
+class TriangleMultiplication(nn.Module):
+    """Algorithm 12 (outgoing edges) or 13 (incoming edges)."""
+
+    def __init__(self, c_z: int, c: int, *, outgoing: bool) -> None:
+        super().__init__()
+        self.outgoing = outgoing
+        self.norm_in = LayerNorm(c_z)
+        self.linear_ab = Linear(c_z, 2 * c)
+        self.linear_ab_gate = Linear(c_z, 2 * c, init="gate")
+        self.norm_out = LayerNorm(c)
+        self.linear_out = Linear(c, c_z, init="final")
+        self.linear_gate = Linear(c_z, c_z, init="gate")
+
+    def forward(self, z: Tensor, mask: Tensor) -> Tensor:
+        """[B, N, N, C_z] → [B, N, N, C_z]."""
+        assert self.norm_in.bias is not None
+        assert self.norm_out.bias is not None
+        weights = ops.TriangleMultiplicationWeights(
+            norm_in_weight=self.norm_in.weight,
+            norm_in_bias=self.norm_in.bias,
+            projection=self.linear_ab.weight,
+            gate=self.linear_ab_gate.weight,
+            norm_out_weight=self.norm_out.weight,
+            norm_out_bias=self.norm_out.bias,
+            output=self.linear_out.weight,
+            output_gate=self.linear_gate.weight,
+        )
+        return ops.triangle_multiplication(z, mask, weights, self.outgoing)
+
+
+class TriangleAttention(nn.Module):
+    """Algorithm 14 (around the starting node) or 15 (around the ending node)."""
+
+    def __init__(self, c_z: int, c: int, n_head: int, *, starting: bool) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.starting = starting
+        self.norm = LayerNorm(c_z)
+        self.linear_qkv = Linear(c_z, 3 * n_head * c)
+        self.linear_bias = Linear(c_z, n_head)
+        self.linear_gate = Linear(c_z, n_head * c, init="gate")
+        self.linear_out = Linear(n_head * c, c_z, init="final")
+
+    def forward(self, z: Tensor, mask: Tensor) -> Tensor:
+        """[B, N, N, C_z] → [B, N, N, C_z]."""
+        if not self.starting:
+            # The ending node's attention is the starting node's on the transposed pair matrix.
+            return self._attend(z.transpose(1, 2), mask.transpose(1, 2)).transpose(1, 2)
+        return self._attend(z, mask)
+
+    def _attend(self, z: Tensor, mask: Tensor) -> Tensor:
+        layers = (self.linear_qkv, self.linear_gate, self.linear_bias)
+        # One pass over z for all projections.
+        weight = torch.cat([layer.weight for layer in layers])
+        projected = ops.layernorm_linear(z, self.norm.weight, self.norm.bias, weight)
+        qkv, gate, bias = projected.split([layer.out_features for layer in layers], dim=-1)
+        # [B, I, J, 3·H·D] → three of [B, I, H, J, D]
+        q, k, v = qkv.unflatten(-1, (3, self.n_head, -1)).permute(3, 0, 1, 4, 2, 5)
+        o = ops.evoattention(q, k, v, bias.permute(0, 3, 1, 2), mask)
+        out: Tensor = self.linear_out(torch.sigmoid(gate) * o.transpose(2, 3).flatten(-2))
+        return out
