@@ -14,10 +14,20 @@ from megafold.cache_store.errors import (
     NotACache,
     ReadOnlyCache,
     RefMoved,
+    SwappedObject,
 )
+from megafold.cache_store.journal import Journal, Replay
+from megafold.cache_store.ledger import Failure
+from megafold.cache_store.local import LocalStore
+from megafold.cache_store.locks import BuildLock
+from megafold.cache_store.manifest import Manifest
+from megafold.cache_store.reader import ObjectReader, Selection, read_many
+from megafold.cache_store.store import MAIN_REF, Store
 
 __all__ = [
     "JSON",
+    "MAIN_REF",
+    "BuildLock",
     "CacheError",
     "Content",
     "ContentError",
@@ -25,12 +35,22 @@ __all__ = [
     "CorruptObject",
     "CorruptRef",
     "Digest",
+    "Failure",
+    "Journal",
+    "LocalStore",
     "LockHeld",
+    "Manifest",
     "MissingManifest",
     "MissingObject",
     "NotACache",
+    "ObjectReader",
     "ReadOnlyCache",
     "RefMoved",
+    "Replay",
+    "Selection",
+    "Store",
+    "SwappedObject",
     "canonical_json",
     "mapping_digest",
+    "read_many",
 ]

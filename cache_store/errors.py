@@ -42,6 +42,12 @@ class CorruptObject(_NamedFileError):
     action = "Move the file away and build again: the object is computed anew."
 
 
+class SwappedObject(CorruptObject):
+    """An intact object under another object's name."""
+
+    what = "swapped object"
+
+
 class MissingObject(_NamedFileError):
     """An object that is not in the store. Has ``digest``, ``path`` and ``reason``."""
 

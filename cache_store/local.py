@@ -1,0 +1,381 @@
+"""A store in a directory of a local or shared file system."""
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+from megafold.cache_store import files, objects
+from megafold.cache_store.content import Content
+from megafold.cache_store.digest import ALGORITHM, Digest
+from megafold.cache_store.errors import (
+    ContentError,
+    CorruptManifest,
+    CorruptObject,
+    CorruptRef,
+    MissingManifest,
+    MissingObject,
+    NotACache,
+    RefMoved,
+    SwappedObject,
+)
+from megafold.cache_store.journal import Journal
+from megafold.cache_store.ledger import Failure, ledger_failures, ledger_table
+from megafold.cache_store.locks import BuildLock, KernelLock
+from megafold.cache_store.manifest import Manifest
+from megafold.cache_store.reader import ObjectReader
+from megafold.cache_store.store import MAIN_REF, Store
+
+FORMAT_FILE = "megafold-cache.json"
+FORMAT = 1
+
+_OBJECT_SUFFIX = ".zarr.zip"
+_TABLE_SUFFIX = ".parquet"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_REF_LOCK_WAIT_S = 60.0
+
+
+class _Open:
+    """``LocalStore.open(path)`` opens a cache; ``store.open(digest)`` opens an object of it."""
+
+    @overload
+    def __get__(self, store: None, owner: type["LocalStore"]) -> Callable[[Path | str], "LocalStore"]: ...
+    @overload
+    def __get__(self, store: "LocalStore", owner: type["LocalStore"]) -> Callable[[Digest], ObjectReader]: ...
+    def __get__(self, store: "LocalStore | None", owner: type["LocalStore"]) -> object:
+        return owner._open_cache if store is None else store._open_object
+
+
+class LocalStore(Store):
+    """A store in a directory. Make one with :meth:`create`, open one with :meth:`open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"LocalStore({str(self.path)!r})"
+
+    @classmethod
+    def create(cls, path: Path | str, *, exist_ok: bool = True) -> "LocalStore":
+        """Make a cache of a new or empty folder; or open the cache that is there.
+
+        Raises:
+            NotACache: the folder holds other things, or a cache this version cannot read.
+            FileExistsError: it is a cache, and ``exist_ok`` is false.
+            ReadOnlyCache: the folder cannot be written.
+        """
+        path = Path(path).absolute()
+        if (path / FORMAT_FILE).exists():
+            if not exist_ok:
+                raise FileExistsError(f"{path} is a cache already")
+            return cls.open(path)
+        if path.exists():
+            if not path.is_dir():
+                raise NotACache(f"{path} is not a folder: name a new or empty folder for the cache")
+            others = [item.name for item in path.iterdir() if not item.name.startswith(".")]
+            if others:
+                raise NotACache(
+                    f"{path} is not a cache, and not empty ({min(others)} is in it): "
+                    "name a new or empty folder"
+                )
+        text = json.dumps({"digest": ALGORITHM, "format": FORMAT}, indent=2) + "\n"
+        files.publish(path / FORMAT_FILE, text.encode())
+        return cls(path)
+
+    @classmethod
+    def _open_cache(cls, path: Path | str) -> "LocalStore":
+        """Open the cache in a folder. Reading needs no right to write.
+
+        Raises:
+            NotACache: the folder is none, or one of a newer format.
+        """
+        path = Path(path).absolute()
+        try:
+            header = json.loads((path / FORMAT_FILE).read_bytes())
+            version, algorithm = header["format"], header["digest"]
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotACache(f"{path} is not a cache: it has no {FORMAT_FILE}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise NotACache(
+                f"{path / FORMAT_FILE} is damaged ({error!r}): restore it from another cache"
+            ) from error
+        if version != FORMAT or algorithm != ALGORITHM:
+            raise NotACache(
+                f"{path} is a cache of format {version} with {algorithm} digests, and this version of megafold "
+                f"reads format {FORMAT} with {ALGORITHM}: use the version that wrote it, or a newer one"
+            )
+        return cls(path)
+
+    open = _Open()  # type: ignore[assignment]  # as Store.open on an instance
+
+    # Objects ------------------------------------------------------------------------------------------
+
+    def object_path(self, digest: Digest) -> Path:
+        """Where an object's file is, or would be."""
+        return self.path / "objects" / digest.hex[:2] / f"{digest}{_OBJECT_SUFFIX}"
+
+    def put(self, content: Content) -> Digest:
+        """See :meth:`Store.put`."""
+        digest = content.digest()
+        path = self.object_path(digest)
+        try:
+            if objects.claimed_digest(path) == digest:
+                with contextlib.suppress(PermissionError):
+                    os.utime(path)  # wanted again: not to be collected now
+                return digest
+        except FileNotFoundError:
+            pass
+        files.publish(path, objects.encode(content, digest))
+        return digest
+
+    def has(self, digest: Digest) -> bool:
+        """See :meth:`Store.has`."""
+        return self.object_path(digest).is_file()
+
+    def _open_object(self, digest: Digest) -> ObjectReader:
+        self._stat(digest)
+        return ObjectReader(self.object_path(digest), digest)
+
+    def digests(self) -> Iterator[Digest]:
+        """See :meth:`Store.digests`."""
+        for path in self._object_files():
+            if (digest := _named(path, _OBJECT_SUFFIX)) and path == self.object_path(digest):
+                yield digest
+
+    def size(self, digest: Digest) -> int:
+        """See :meth:`Store.size`."""
+        return self._stat(digest).st_size
+
+    def age_s(self, digest: Digest) -> float:
+        """See :meth:`Store.age_s`."""
+        return time.time() - self._stat(digest).st_mtime
+
+    def delete(self, digest: Digest) -> None:
+        """See :meth:`Store.delete`."""
+        path = self.object_path(digest)
+        with files.explain_read_only(path):
+            path.unlink(missing_ok=True)
+
+    def check(self, digest: Digest) -> None:
+        """See :meth:`Store.check`."""
+        self.quick_check(digest)
+        path = self.object_path(digest)
+        try:
+            with ObjectReader(path, digest) as reader:
+                found = reader.read_all().digest()
+        except ContentError as error:
+            raise CorruptObject(digest, path, f"it holds what no object can: {error}") from error
+        if found != digest:
+            raise SwappedObject(digest, path, f"the file holds the object {found}")
+
+    def quick_check(self, digest: Digest) -> None:
+        """See :meth:`Store.quick_check`."""
+        self._stat(digest)
+        path = self.object_path(digest)
+        try:
+            claimed, reason = objects.damage(path)
+        except OSError as error:
+            raise CorruptObject(digest, path, f"the file cannot be read: {error}") from error
+        if reason:
+            raise CorruptObject(digest, path, reason)
+        if claimed != digest:
+            raise SwappedObject(digest, path, f"the file holds the object {claimed}")
+
+    def _stat(self, digest: Digest) -> os.stat_result:
+        path = self.object_path(digest)
+        try:
+            return path.stat()
+        except FileNotFoundError as error:
+            raise MissingObject(digest, path, "no such object") from error
+
+    def _object_files(self) -> Iterator[Path]:
+        for folder in _children(self.path / "objects"):
+            yield from _children(folder)
+
+    # Manifests and ledgers ----------------------------------------------------------------------------
+
+    def manifest_path(self, digest: Digest) -> Path:
+        """Where a manifest's file is, or would be."""
+        return self.path / "manifests" / f"{digest}{_TABLE_SUFFIX}"
+
+    def ledger_path(self, digest: Digest) -> Path:
+        """Where a ledger's file is, or would be."""
+        return self.path / "failures" / f"{digest}{_TABLE_SUFFIX}"
+
+    def put_manifest(self, manifest: Manifest) -> Digest:
+        """See :meth:`Store.put_manifest`."""
+        digest = manifest.digest()
+        _publish_table(manifest, digest, self.manifest_path(digest))
+        return digest
+
+    def manifest(self, digest: Digest | None = None) -> Manifest:
+        """See :meth:`Store.manifest`."""
+        if digest is None:
+            digest = self.ref(MAIN_REF)
+            if digest is None:
+                raise MissingManifest(
+                    f"of ref {MAIN_REF}", self._ref_path(MAIN_REF), "nothing was published here yet"
+                )
+        return _read_table(digest, self.manifest_path(digest))
+
+    def manifests(self) -> Iterator[Digest]:
+        """See :meth:`Store.manifests`."""
+        yield from _names(self.path / "manifests", _TABLE_SUFFIX)
+
+    def put_ledger(self, failures: Sequence[Failure]) -> Digest:
+        """See :meth:`Store.put_ledger`."""
+        table = ledger_table(failures)
+        digest = table.digest()
+        _publish_table(table, digest, self.ledger_path(digest))
+        return digest
+
+    def ledger(self, digest: Digest) -> list[Failure]:
+        """See :meth:`Store.ledger`."""
+        path = self.ledger_path(digest)
+        try:
+            return ledger_failures(_read_table(digest, path))
+        except ValueError as error:
+            raise CorruptManifest(digest, path, str(error)) from error
+
+    def ledgers(self) -> Iterator[Digest]:
+        """See :meth:`Store.ledgers`."""
+        yield from _names(self.path / "failures", _TABLE_SUFFIX)
+
+    # Refs ---------------------------------------------------------------------------------------------
+
+    def ref(self, name: str = MAIN_REF) -> Digest | None:
+        """See :meth:`Store.ref`."""
+        path = self._ref_path(name)
+        try:
+            text = path.read_text("ascii")
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError as error:
+            raise CorruptRef(f"ref {name} ({path}) holds no digest: write the name of a manifest") from error
+        try:
+            digest = Digest(text.removesuffix("\n"))
+        except ValueError as error:
+            raise CorruptRef(f"ref {name} ({path}) holds no digest: write the name of a manifest") from error
+        return digest
+
+    def refs(self) -> Iterator[str]:
+        """See :meth:`Store.refs`."""
+        for path in _children(self.path / "refs"):
+            if _NAME.fullmatch(path.name):
+                yield path.name
+
+    def move_ref(self, name: str, expected: Digest | None, new: Digest) -> None:
+        """See :meth:`Store.move_ref`."""
+        path = self._ref_path(name)
+        with KernelLock(self.path / "locks" / "refs", wait=_REF_LOCK_WAIT_S):
+            found = self.ref(name)
+            if found != expected:
+                raise RefMoved(name, expected, found)
+            if not self.manifest_path(new).is_file():
+                raise MissingManifest(new, self.manifest_path(new), f"ref {name} was not moved to it")
+            files.publish(path, f"{new}\n".encode(), 0o644)
+
+    def _ref_path(self, name: str) -> Path:
+        return self.path / "refs" / _checked_name(name, "ref")
+
+    # Builds -------------------------------------------------------------------------------------------
+
+    def build_lock(self, wait: float = 0.0) -> BuildLock:
+        """The lock to build under, not yet taken. ``wait``: seconds to wait for another build."""
+        return BuildLock(self.path / "locks" / "build", wait)
+
+    def journal(self, build: str, *, sync_every: int = 1) -> Journal:
+        """The journal of a build, by the build's id."""
+        return Journal(
+            self.path / "journal" / f"{_checked_name(build, 'build id')}.jsonl", sync_every=sync_every
+        )
+
+    def journals(self) -> Iterator[str]:
+        """Ids of the builds that have a journal, in order."""
+        for path in _children(self.path / "journal"):
+            if path.suffix == ".jsonl" and _NAME.fullmatch(path.stem):
+                yield path.stem
+
+    # Housekeeping -------------------------------------------------------------------------------------
+
+    def leftovers(self) -> Iterator[str]:
+        """See :meth:`Store.leftovers`."""
+        for path in files.temporary_files(self.path):
+            yield str(path)
+
+    def sweep(self, older_than_s: float = 3600.0, lock: BuildLock | None = None) -> list[Path]:
+        """Remove temporary files that killed writers left.
+
+        ``older_than_s``: younger ones may belong to a writer that lives. ``lock``: the build lock, where the
+        caller has it; else it is taken for the while.
+
+        Raises:
+            LockHeld: another process builds.
+        """
+        with lock or self.build_lock():
+            removed = []
+            for path in files.temporary_files(self.path):
+                with contextlib.suppress(FileNotFoundError), files.explain_read_only(path):
+                    if time.time() - path.stat().st_mtime >= older_than_s:
+                        path.unlink()
+                        removed.append(path)
+            return removed
+
+
+def _publish_table(table: Manifest, digest: Digest, path: Path) -> None:
+    try:
+        if _read_table(digest, path).digest() == digest:
+            return
+    except (MissingManifest, CorruptManifest):
+        pass
+    files.publish(path, table.to_parquet())
+
+
+def _read_table(digest: Digest, path: Path) -> Manifest:
+    try:
+        table = Manifest.from_parquet(path.read_bytes())
+        found = table.digest()
+    except FileNotFoundError as error:
+        raise MissingManifest(digest, path, "no such file") from error
+    except (ValueError, KeyError, TypeError, OSError, NotImplementedError) as error:
+        raise CorruptManifest(digest, path, f"it cannot be read: {error}") from error
+    if found != digest:
+        raise CorruptManifest(digest, path, f"its rows have the digest {found}")
+    return table
+
+
+def _children(folder: Path) -> Iterable[Path]:
+    """What a folder holds, in order; nothing for a folder that is not there."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _names(folder: Path, suffix: str) -> Iterator[Digest]:
+    for path in _children(folder):
+        if digest := _named(path, suffix):
+            yield digest
+
+
+def _named(path: Path, suffix: str) -> Digest | None:
+    """The digest a file is named after, None where its name is something else."""
+    if not path.name.endswith(suffix):
+        return None
+    try:
+        return Digest(path.name.removesuffix(suffix))
+    except ValueError:
+        return None
+
+
+def _checked_name(name: str, what: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{what} {name!r}: use up to 100 letters, digits, dots, dashes and underscores, "
+            "the first of them a letter or digit"
+        )
+    return name

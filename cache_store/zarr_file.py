@@ -1,0 +1,208 @@
+"""An object file as a Zarr store, and the codec pipeline that reads its chunks without a thread.
+
+Any Zarr reader opens an object file with ``zarr.storage.ZipStore``. This module is the quicker way the
+stream uses. zarr-python moves every chunk through several asyncio tasks, a lock and a thread for each
+compressed buffer: about 0.1 ms a chunk, more than decoding a small one takes. A stored zip member
+needs one positioned read, and zstd and crc32c have synchronous entry points (``SupportsSyncCodec``), so
+a chunk needs no task at all, and no thread means nothing that a fork could break.
+"""
+
+import contextlib
+import io
+import os
+import struct
+import zipfile
+from collections.abc import AsyncIterator, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from zarr import AsyncArray
+from zarr.abc.codec import SupportsSyncCodec
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.storage import StorePath
+
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+_LOCAL_MAGIC = b"PK\x03\x04"
+
+
+class BadFile(Exception):
+    """The file is not the zip of stored members that it should be. The message says where."""
+
+
+class ZippedGroup(Store):
+    """A read-only Zarr store over one uncompressed zip file. Reads are positioned: no lock, no seek.
+
+    A key that is asked for and absent is an error (:class:`BadFile`), not a chunk of fill values: objects
+    hold all their chunks, so an absent one was lost.
+    """
+
+    supports_writes = False
+    supports_deletes = False
+    supports_listing = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(read_only=True)
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY)
+        self._is_open = True
+        try:
+            with open(self._fd, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+        except (zipfile.BadZipFile, EOFError, struct.error, ValueError, OSError) as error:
+            self.close()
+            raise BadFile(f"not a zip file: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._members = {member.filename: (member.header_offset, member.file_size) for member in members}
+
+    def close(self) -> None:
+        """Close the file. Closing twice is allowed."""
+        super().close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        # A process that drops a reader without closing it must not leak its descriptor.
+        if getattr(self, "_fd", -1) >= 0:
+            with contextlib.suppress(OSError):
+                self.close()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ZippedGroup) and self.path == other.path
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return f"zip://{self.path}"
+
+    def read(self, key: str) -> memoryview:
+        """Bytes of one member.
+
+        Raises:
+            BadFile: the member is absent, cut short, or its header says something else than the directory.
+        """
+        try:
+            offset, size = self._members[key]
+        except KeyError:
+            raise BadFile(f"{key} is missing from the file") from None
+        name = key.encode()
+        start = _LOCAL_HEADER.size + len(name)
+        data = memoryview(_read_at(self._fd, offset, start + size))
+        if len(data) < start + size:
+            raise BadFile(f"{key} is cut short")
+        magic, _, flags, method, *_, name_length, extra_length = _LOCAL_HEADER.unpack_from(data)
+        if magic != _LOCAL_MAGIC or name_length != len(name) or data[_LOCAL_HEADER.size : start] != name:
+            raise BadFile(f"the header of {key} is damaged")
+        if method != zipfile.ZIP_STORED or flags & 0x1:
+            raise BadFile(f"{key} is compressed or encrypted by the zip file: objects are only stored")
+        if extra_length:  # only members over 4 GiB have extra fields
+            return memoryview(_read_at(self._fd, offset + start + extra_length, size))
+        return data[start:]
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Bytes of a member, or a part of them. Never suspends."""
+        data = self.read(key)
+        if isinstance(byte_range, RangeByteRequest):
+            data = data[byte_range.start : byte_range.end]
+        elif isinstance(byte_range, OffsetByteRequest):
+            data = data[byte_range.offset :]
+        elif isinstance(byte_range, SuffixByteRequest):
+            data = data[max(0, len(data) - byte_range.suffix) :]
+        return prototype.buffer.from_array_like(np.frombuffer(data, np.uint8))
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Several parts at once."""
+        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+    async def exists(self, key: str) -> bool:
+        """Whether the file has this member."""
+        return key in self._members
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Refused: objects are immutable."""
+        self._check_writable()
+
+    async def delete(self, key: str) -> None:
+        """Refused: objects are immutable."""
+        self._check_writable()
+
+    async def list(self) -> AsyncIterator[str]:
+        """Every key."""
+        for key in self._members:
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Keys that start with ``prefix``."""
+        for key in self._members:
+            if key.startswith(prefix):
+                yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Names directly under ``prefix``."""
+        start = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
+        names = {key[len(start) :].split("/")[0] for key in self._members if key.startswith(start)}
+        for name in sorted(names):
+            yield name
+
+
+def _read_at(fd: int, offset: int, size: int) -> bytes:
+    """``size`` bytes at ``offset``, fewer at the end of the file. One call reads at most 2 GiB."""
+    data = os.pread(fd, size, offset)
+    if len(data) == size or not data:
+        return data
+    whole = io.BytesIO(data)
+    whole.seek(0, io.SEEK_END)
+    while (left := size - whole.tell()) > 0 and (data := os.pread(fd, left, offset + whole.tell())):
+        whole.write(data)
+    return whole.getvalue()
+
+
+class SerialPipeline(BatchedCodecPipeline):
+    """Reads chunk after chunk in the calling thread; writes as zarr-python's own pipeline does."""
+
+    async def read(
+        self,
+        batch_info: Iterable[tuple[Any, Any, Any, Any, bool]],
+        out: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> None:
+        """Decode each chunk and place its selection in ``out``.
+
+        Never suspends over a :class:`ZippedGroup`.
+        """
+        if drop_axes:
+            raise BadFile("a selection that drops axes: objects are read with slices")
+        target = out.as_numpy_array()
+        for getter, spec, chunk_selection, out_selection, _ in batch_info:
+            buffer = await getter.get(spec.prototype)
+            for codec in self._decoders:
+                buffer = codec._decode_sync(buffer, spec)
+            target[out_selection] = buffer.as_numpy_array()[chunk_selection]
+
+    @cached_property
+    def _decoders(self) -> tuple[SupportsSyncCodec, ...]:
+        decoders: list[SupportsSyncCodec] = []
+        for codec in reversed(list(self)):
+            if not isinstance(codec, SupportsSyncCodec):
+                raise BadFile(f"codec {type(codec).__name__} is not one that objects are written with")
+            decoders.append(codec)
+        return tuple(decoders)
+
+
+class SerialArray(AsyncArray[Any]):
+    """An array whose chunks a :class:`SerialPipeline` decodes."""
+
+    def __init__(self, metadata: Any, store_path: StorePath) -> None:
+        super().__init__(metadata, store_path)
+        # Chosen here rather than through zarr's configuration, which other users of zarr share.
+        object.__setattr__(self, "codec_pipeline", SerialPipeline.from_codecs(self.metadata.codecs))
