@@ -154,7 +154,7 @@ def _open(cache: Path) -> tuple[Any, Any]:
     from megafold.cache_store import LocalStore
     from megafold.pipeline.builder.engine import REF
 
-    store = LocalStore.open(cache)
+    store = LocalStore.at(cache)
     digest = store.ref(REF)
     return store, None if digest is None else store.manifest(digest)
 
@@ -201,7 +201,7 @@ def verify(cache: Path, quick: bool, corpus: Path | None, as_json: bool, **value
 def _open_store(cache: Path) -> Any:
     from megafold.cache_store import LocalStore
 
-    return LocalStore.open(cache)
+    return LocalStore.at(cache)
 
 
 def _check_manifest(cache: Path) -> tuple[list[Any], Any]:

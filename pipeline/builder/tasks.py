@@ -67,7 +67,7 @@ class WorkerContext:
     """What a process opens once: the store, the dictionary and the template structures."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self.store = LocalStore.open(Path(config.cache))
+        self.store = LocalStore.at(Path(config.cache))
         self._sources = config.sources
         self._dictionary: ComponentDictionary | None = None
         self._templates: TemplateStructures | None = None

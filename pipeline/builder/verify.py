@@ -222,7 +222,7 @@ def check_recompute(
     with tempfile.TemporaryDirectory(prefix="megafold-recompute-") as scratch:
         LocalStore.create(Path(scratch) / "cache")
         worker = WorkerConfig(cache=str(Path(scratch) / "cache"), sources=sources)
-        planner = Planner(sources, options_of(manifest), Known(LocalStore.open(Path(scratch) / "cache")))
+        planner = Planner(sources, options_of(manifest), Known(LocalStore.at(Path(scratch) / "cache")))
         for done, entry in enumerate(chosen):
             progress(done, len(chosen))
             if entry in planner.entries and planner.entries[entry].recipe == rows[entry].recipes["structure"]:
