@@ -1,0 +1,31 @@
+"""From a cache to training samples: thin, random, and a function of (seed, epoch, index). NumPy only.
+
+``megafold.pipeline.stream.torch_dataset`` adapts it to PyTorch.
+"""
+
+from megafold.pipeline.stream.check import SampleError, validate_sample
+from megafold.pipeline.stream.collate import PadSizes, collate
+from megafold.pipeline.stream.config import (
+    CropConfig,
+    MsaConfig,
+    SamplingConfig,
+    StreamConfig,
+    TemplateConfig,
+)
+from megafold.pipeline.stream.sample import Sample, Stream
+from megafold.pipeline.stream.sampling import SamplerState
+
+__all__ = [
+    "CropConfig",
+    "MsaConfig",
+    "PadSizes",
+    "Sample",
+    "SampleError",
+    "SamplerState",
+    "SamplingConfig",
+    "Stream",
+    "StreamConfig",
+    "TemplateConfig",
+    "collate",
+    "validate_sample",
+]

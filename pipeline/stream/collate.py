@@ -1,0 +1,66 @@
+"""From samples of different sizes to one batch: padding as the schema says, batch axis first."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megafold.pipeline.schema import SAMPLE
+from megafold.pipeline.stream.check import SampleError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadSizes:
+    """Lengths to pad to; None is the longest of the batch.
+
+    Fixed lengths keep compiled models from compiling anew.
+    """
+
+    tokens: int | None = None
+    atoms: int | None = None
+    msa: int | None = None
+    templates: int | None = None
+
+
+def padded_lengths(samples: Sequence[Mapping[str, NDArray[Any]]], sizes: PadSizes) -> dict[str, int]:
+    """Length of each axis of a batch of ``samples``.
+
+    Raises:
+        SampleError: a sample is longer than a fixed size.
+    """
+    fixed = {"N_token": sizes.tokens, "N_atom": sizes.atoms, "N_msa": sizes.msa, "N_templ": sizes.templates}
+    lengths = {}
+    for axis, size in fixed.items():
+        feature = next(feature for feature in SAMPLE if axis in feature.axes)
+        place = feature.axes.index(axis)
+        longest = max(sample[feature.name].shape[place] for sample in samples)
+        if size is not None and longest > size:
+            raise SampleError(f"a sample has {axis} {longest}, padding to {size}: raise the size")
+        lengths[axis] = longest if size is None else size
+    return lengths
+
+
+def collate(
+    samples: Sequence[Mapping[str, NDArray[Any]]], sizes: PadSizes | None = None
+) -> dict[str, NDArray[Any]]:
+    """Pad and stack samples' features; every array gets a leading batch axis.
+
+    Padding holds each feature's ``pad`` value of the schema; its masks are false.
+
+    Raises:
+        SampleError: there is no sample, or one is longer than a fixed size.
+    """
+    if not samples:
+        raise SampleError("a batch of no samples")
+    lengths = padded_lengths(samples, sizes or PadSizes())
+    batch = {}
+    for feature in SAMPLE:
+        shape = [int(axis) if axis.isdigit() else lengths[axis] for axis in feature.axes]
+        stacked = np.full((len(samples), *shape), feature.pad, feature.dtype)
+        for place, sample in enumerate(samples):
+            value = sample[feature.name]
+            stacked[place][tuple(slice(length) for length in value.shape)] = value
+        batch[feature.name] = stacked
+    return batch

@@ -1,0 +1,142 @@
+"""A sample's MSA: the query, then paired rows, then unpaired rows chain by chain (AF3 SI 2.3).
+
+Rows paired by species fill all chains that have one. Unpaired rows are block-diagonal: each fills the
+chains of its own sequence (all copies of it) and is a gap everywhere else. A row that the pairing uses
+anywhere is never repeated unpaired. Where there are more rows than asked for, a random subset of each
+part is taken, in the stored order; the paired part gets at most half as long as unpaired rows can fill
+the other half.
+
+Tokens of ligands, and of chains without an MSA, hold their own restype in the query row and the gap below.
+The atoms of a modified residue share its column.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megafold.pipeline.schema import GAP, N_RESTYPE
+
+Rows = NDArray[np.int64]
+
+#: What the deletion counts 0 to 255 become (AF3 SI table 5).
+DELETION_VALUE: Final = (2 / np.pi * np.arctan(np.arange(256) / 3)).astype(np.float32)
+HAS_DELETION: Final = (np.arange(256) > 0).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MsaBlock:
+    """One distinct MSA and where it goes.
+
+    ``tokens`` [n]: positions in the crop; ``columns`` [n]: their rows in the arrays below, which hold the
+    residues that were read. ``msa``, ``deletion`` [N_read, N_row]; ``profile`` [N_read, 32];
+    ``deletion_mean`` [N_read].
+    """
+
+    tokens: Rows
+    columns: Rows
+    msa: NDArray[np.int8]
+    deletion: NDArray[np.uint8]
+    profile: NDArray[Any]
+    deletion_mean: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPlan:
+    """Which stored row each row of the sample holds.
+
+    ``paired`` [n_paired, N_block]: row indices, -1 for none. ``unpaired``: for each block its row indices.
+    The query comes before both.
+    """
+
+    paired: Rows
+    unpaired: tuple[Rows, ...]
+
+    @property
+    def n_row(self) -> int:
+        """Rows of the sample, the query's included."""
+        return 1 + len(self.paired) + sum(len(rows) for rows in self.unpaired)
+
+
+def plan_rows(
+    depths: Sequence[int], pairing: NDArray[np.int32] | None, limit: int, rng: np.random.Generator
+) -> RowPlan:
+    """Choose at most ``limit`` rows.
+
+    Args:
+        depths: stored rows of each block, the query's included.
+        pairing: [N_paired_row, N_block] row indices for these blocks, -1 for none; None without pairing.
+        limit: rows of the sample, at least 1.
+        rng: chooses subsets.
+    """
+    if pairing is None:
+        pairing = np.empty((0, len(depths)), np.int32)
+    paired = np.where(pairing > 0, pairing, -1).astype(np.int64)  # row 0 is the query, which is there anyway
+    paired = paired[(paired > 0).any(axis=1)]
+    unpaired = [
+        np.setdiff1d(np.arange(1, depth), paired[:, block], assume_unique=False)
+        for block, depth in enumerate(depths)
+    ]
+    sizes = np.array([len(rows) for rows in unpaired], np.int64)
+    room = limit - 1
+    n_paired = min(len(paired), max(room // 2, room - int(sizes.sum())))
+    n_unpaired = min(int(sizes.sum()), room - n_paired)
+    paired = paired[_subset(len(paired), n_paired, rng)]
+    chosen = _subset(int(sizes.sum()), n_unpaired, rng)
+    ends = np.cumsum(sizes)
+    kept = []
+    for rows, end in zip(unpaired, ends, strict=True):
+        inside = chosen[(chosen >= end - len(rows)) & (chosen < end)]
+        kept.append(rows[inside - (end - len(rows))])
+    return RowPlan(paired=paired, unpaired=tuple(kept))
+
+
+def _subset(total: int, size: int, rng: np.random.Generator) -> Rows:
+    if size >= total:
+        return np.arange(total)
+    return np.sort(rng.choice(total, size, replace=False))
+
+
+def msa_features(
+    restype: NDArray[np.int32], blocks: Sequence[MsaBlock], plan: RowPlan
+) -> Mapping[str, NDArray[Any]]:
+    """The MSA features of a crop.
+
+    Args:
+        restype: [N_token] the tokens' own classes.
+        blocks: the distinct MSAs; no token is in two.
+        plan: the rows, as :func:`plan_rows` gives them for these blocks.
+
+    Returns:
+        ``msa``, ``has_deletion``, ``deletion_value``, ``msa_mask`` [N_msa, N_token]; ``profile``
+        [N_token, 32]; ``deletion_mean`` [N_token].
+    """
+    n_token = len(restype)
+    msa = np.full((plan.n_row, n_token), GAP, np.int32)
+    msa[0] = restype
+    deletion = np.zeros((plan.n_row, n_token), np.uint8)
+    profile = np.zeros((n_token, N_RESTYPE), np.float32)
+    profile[np.arange(n_token), restype] = 1
+    deletion_mean = np.zeros(n_token, np.float32)
+
+    first_unpaired = 1 + len(plan.paired)
+    for index, block in enumerate(blocks):
+        partners = np.flatnonzero(plan.paired[:, index] > 0)
+        own = plan.unpaired[index]
+        source = np.concatenate([[0], plan.paired[partners, index], own])
+        target = np.concatenate([[0], 1 + partners, first_unpaired + np.arange(len(own))])
+        first_unpaired += len(own)
+        msa[np.ix_(target, block.tokens)] = block.msa[block.columns][:, source].T
+        deletion[np.ix_(target, block.tokens)] = block.deletion[block.columns][:, source].T
+        profile[block.tokens] = block.profile[block.columns]
+        deletion_mean[block.tokens] = 2 / np.pi * np.arctan(block.deletion_mean[block.columns] / 3)
+    return {
+        "msa": msa,
+        "has_deletion": HAS_DELETION[deletion],
+        "deletion_value": DELETION_VALUE[deletion],
+        "msa_mask": np.ones((plan.n_row, n_token), bool),
+        "profile": profile,
+        "deletion_mean": deletion_mean,
+    }

@@ -1,0 +1,244 @@
+"""Which entry and chains a sample is about, and in what order ranks and workers go through an epoch.
+
+What index ``i`` of epoch ``e`` is depends on ``(seed, e, i)`` and the manifest alone. Ranks and workers only
+share out the indices.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from megafold.cache_store import Manifest
+from megafold.pipeline.errors import InputError
+from megafold.pipeline.stream.config import SamplingConfig
+from megafold.pipeline.stream.random_streams import RandomStreams
+
+#: AF3 SI 2.5.1: the weight of each molecule type in a chain or interface.
+TYPE_WEIGHT: Final = {"protein": 3.0, "rna": 3.0, "dna": 3.0, "ligand": 1.0}
+CHAIN_WEIGHT: Final = 0.5
+INTERFACE_WEIGHT: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a sample is about: a row of the manifest, and its chains of interest (none, one or two)."""
+
+    row: int
+    interest: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Chains and interfaces that can be drawn.
+
+    ``row`` [N] manifest row; ``chain_i``, ``chain_j`` [N] chain indices, ``chain_j`` -1 for a chain alone;
+    ``weight`` [N], not normalised.
+    """
+
+    row: NDArray[np.int64]
+    chain_i: NDArray[np.int64]
+    chain_j: NDArray[np.int64]
+    weight: NDArray[np.float64]
+
+
+class TargetSampler:
+    """Draws entries and chains of interest from a manifest.
+
+    ``rows`` are the manifest rows that pass the filter; ``filtered`` counts the others by reason.
+
+    Raises:
+        InputError: no entry passes, or an entry that was asked for is not in the manifest.
+    """
+
+    def __init__(self, manifest: Manifest, config: SamplingConfig) -> None:
+        self.config = config
+        self.rows, self.filtered = select_rows(manifest.table, config)
+        if not len(self.rows):
+            raise InputError(
+                f"no entry of the manifest passes the filter ({self.filtered}): relax sampling settings",
+                reason="no-entries",
+            )
+        self._order: tuple[RandomStreams, NDArray[np.int64]] | None = None
+        if config.weights == "af3":
+            self.targets = target_weights(manifest.table, self.rows)
+            total = np.cumsum(self.targets.weight)
+            if not len(total):
+                raise InputError("no chain of the selected entries has coordinates", reason="no-entries")
+            self._edges = total / total[-1]
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples in an epoch."""
+        return self.config.epoch_size or len(self.rows)
+
+    def draw(self, epoch: int, index: int, seed: int = 0) -> Draw:
+        """What sample ``index`` of ``epoch`` is about."""
+        if self.config.weights == "uniform":
+            repeat, place = divmod(index, len(self.rows))
+            return Draw(int(self._permutation(RandomStreams(seed, epoch, repeat))[place]), ())
+        number = RandomStreams(seed, epoch, index)("target").random()
+        chosen = int(np.searchsorted(self._edges, number, side="right"))
+        chains = (int(self.targets.chain_i[chosen]), int(self.targets.chain_j[chosen]))
+        return Draw(int(self.targets.row[chosen]), chains if chains[1] >= 0 else chains[:1])
+
+    def _permutation(self, streams: RandomStreams) -> NDArray[np.int64]:
+        # The last one is remembered: samples of an epoch mostly ask for the same.
+        if self._order is None or self._order[0] != streams:
+            self._order = (streams, streams("entries").permutation(self.rows))
+        return self._order[1]
+
+
+def select_rows(table: pa.Table, config: SamplingConfig) -> tuple[NDArray[np.int64], dict[str, int]]:
+    """Manifest rows that pass the filter, and how many fail it by reason (the first that applies)."""
+    columns = {
+        name: table[name].to_pylist() for name in ("entry", "release_date", "resolution", "method", "n_token")
+    }
+    wanted = set(config.entries)
+    absent = sorted(wanted - set(columns["entry"]))
+    if absent:
+        raise InputError(
+            f"entries not in the manifest: {', '.join(absent[:10])}; build them or leave them out",
+            reason="no-entries",
+        )
+    reasons: Counter[str] = Counter()
+    rows = []
+    for row in range(table.num_rows):
+        reason = _reject_reason({name: column[row] for name, column in columns.items()}, wanted, config)
+        if reason:
+            reasons[reason] += 1
+        else:
+            rows.append(row)
+    return np.array(rows, np.int64), dict(reasons)
+
+
+def _reject_reason(row: Mapping[str, Any], wanted: set[str], config: SamplingConfig) -> str | None:
+    date, resolution = row["release_date"], row["resolution"]
+    if wanted and row["entry"] not in wanted:
+        return "not-listed"
+    if date is not None and config.released_from is not None and date < config.released_from:
+        return "released-too-early"
+    if date is not None and config.released_before is not None and date >= config.released_before:
+        return "released-too-late"
+    if resolution is not None and config.max_resolution is not None and resolution > config.max_resolution:
+        return "resolution"
+    if config.max_tokens is not None and row["n_token"] > config.max_tokens:
+        return "too-many-tokens"
+    if config.methods and row["method"] not in config.methods:
+        return "method"
+    return None
+
+
+def target_weights(table: pa.Table, rows: NDArray[np.int64]) -> Targets:
+    """Every resolved chain, and every interface of two such, with its weight (AF3 SI 2.5.1).
+
+    weight = β / cluster size · Σ over its chains of α, with β 0.5 for chains and 1 for interfaces, α 3 for
+    polymers and 1 for ligands. Cluster sizes count chains or interfaces of the selected rows. A chain
+    without a cluster is clustered with chains of the same sequence, or alone if it has none; an interface
+    without one, with those between the same two clusters of chains.
+    """
+    table = table.take(pa.array(rows))
+    chains, chain_row, chain_first = _flatten(table, "chains")
+    interfaces, interface_row, _ = _flatten(table, "interfaces")
+    alpha_of = np.array([*TYPE_WEIGHT.values()])
+    kinds = pc.index_in(chains.field("mol_type"), pa.array(list(TYPE_WEIGHT))).to_numpy(zero_copy_only=False)
+    alpha = alpha_of[kinds]
+    cluster = _chain_clusters(chains)
+    resolved = chains.field("n_resolved").to_numpy() > 0
+
+    i = chain_first[interface_row] + interfaces.field("chain_i").to_numpy()
+    j = chain_first[interface_row] + interfaces.field("chain_j").to_numpy()
+    pair = np.sort(np.stack([cluster[i], cluster[j]], axis=1), axis=1)
+    pair_cluster = _prefer_given(interfaces.field("cluster"), pair[:, 0] * (len(cluster) + 1) + pair[:, 1])
+
+    usable_i = np.flatnonzero(resolved)
+    usable_pair = np.flatnonzero(resolved[i] & resolved[j])
+    chain_weight = CHAIN_WEIGHT * alpha[usable_i] / _cluster_sizes(cluster[usable_i])
+    pair_weight = (alpha[i] + alpha[j])[usable_pair] / _cluster_sizes(pair_cluster[usable_pair])
+    return Targets(
+        row=rows[np.concatenate([chain_row[usable_i], interface_row[usable_pair]])],
+        chain_i=np.concatenate(
+            [
+                usable_i - chain_first[chain_row[usable_i]],
+                interfaces.field("chain_i").to_numpy()[usable_pair],
+            ]
+        ).astype(np.int64),
+        chain_j=np.concatenate(
+            [np.full(len(usable_i), -1), interfaces.field("chain_j").to_numpy()[usable_pair]]
+        ).astype(np.int64),
+        weight=np.concatenate([chain_weight, INTERFACE_WEIGHT * pair_weight]),
+    )
+
+
+def _flatten(table: pa.Table, name: str) -> tuple[pa.StructArray, NDArray[np.int64], NDArray[np.int64]]:
+    """A column of lists as one array, with each item's row and each row's first item."""
+    column = table[name].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # what combining no chunks gives
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+    return column.flatten(), np.repeat(np.arange(len(lengths)), lengths), np.cumsum(lengths) - lengths
+
+
+def _chain_clusters(chains: pa.StructArray) -> NDArray[np.int64]:
+    """A number for each chain; chains of one cluster share it."""
+    sequence = chains.field("sequence_digest")
+    codes = _codes(sequence)
+    lonely = pc.equal(sequence, "").to_numpy(zero_copy_only=False)
+    codes[lonely] = len(chains) + np.flatnonzero(lonely)
+    return _renumber(_prefer_given(chains.field("cluster"), codes))
+
+
+def _prefer_given(given: pa.Array, fallback: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Codes of the given cluster names; where the name is empty, the fallback's, kept apart from them."""
+    empty = pc.equal(given, "").to_numpy(zero_copy_only=False).astype(bool)
+    return np.where(empty, _renumber(fallback), -1 - _codes(given))
+
+
+def _codes(strings: pa.Array) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = (
+        strings.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    )
+    return found.copy()
+
+
+def _renumber(codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+    return found
+
+
+def _cluster_sizes(cluster: NDArray[np.int64]) -> NDArray[np.int64]:
+    _, inverse, counts = np.unique(cluster, return_inverse=True, return_counts=True)
+    found: NDArray[np.int64] = counts[inverse]
+    return found
+
+
+@dataclass(frozen=True)
+class SamplerState:
+    """Where training stands: everything needed to go on exactly. ``position`` counts all ranks' samples."""
+
+    seed: int = 0
+    epoch: int = 0
+    position: int = 0
+
+    def advanced(self, samples: int) -> "SamplerState":
+        """The state after ``samples`` more samples of this epoch, over all ranks."""
+        return SamplerState(self.seed, self.epoch, self.position + samples)
+
+    def next_epoch(self) -> "SamplerState":
+        """The start of the next epoch."""
+        return SamplerState(self.seed, self.epoch + 1, 0)
+
+    def indices(self, epoch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, int]]:
+        """(epoch, index) of the rest of this epoch for one rank: every ``world_size``-th position.
+
+        Every rank gets the same number: the last ``< world_size`` positions of an epoch that do not go
+        round are left out, so that ranks never wait for each other.
+        """
+        rounds = max(0, epoch_size - self.position) // world_size
+        for round_ in range(rounds):
+            yield self.epoch, self.position + round_ * world_size + rank
