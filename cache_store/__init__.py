@@ -1,5 +1,6 @@
 """The content-addressed store: digests, immutable Zarr objects, manifests, refs. It knows no biology."""
 
+from megafold.cache_store.auditing import StoreFinding, audit
 from megafold.cache_store.content import Content
 from megafold.cache_store.digest import JSON, Digest, canonical_json, mapping_digest
 from megafold.cache_store.errors import (
@@ -16,6 +17,7 @@ from megafold.cache_store.errors import (
     RefMoved,
     SwappedObject,
 )
+from megafold.cache_store.garbage import Collected, collect, reachable
 from megafold.cache_store.journal import Journal, Replay
 from megafold.cache_store.ledger import Failure
 from megafold.cache_store.local import LocalStore
@@ -29,6 +31,7 @@ __all__ = [
     "MAIN_REF",
     "BuildLock",
     "CacheError",
+    "Collected",
     "Content",
     "ContentError",
     "CorruptManifest",
@@ -49,8 +52,12 @@ __all__ = [
     "Replay",
     "Selection",
     "Store",
+    "StoreFinding",
     "SwappedObject",
+    "audit",
     "canonical_json",
+    "collect",
     "mapping_digest",
+    "reachable",
     "read_many",
 ]

@@ -74,6 +74,11 @@ def explain_read_only(path: Path) -> Iterator[None]:
         raise
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether a file is being written, or was when its process died."""
+    return path.name.startswith(TEMPORARY_PREFIX)
+
+
 def temporary_files(directory: Path) -> Iterator[Path]:
     """Temporary files below ``directory``, sorted."""
     yield from sorted(directory.rglob(f"{TEMPORARY_PREFIX}*"))

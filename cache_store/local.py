@@ -105,8 +105,8 @@ class LocalStore(Store):
             ) from error
         if version != FORMAT or algorithm != ALGORITHM:
             raise NotACache(
-                f"{path} is a cache of format {version} with {algorithm} digests, and this version of megafold "
-                f"reads format {FORMAT} with {ALGORITHM}: use the version that wrote it, or a newer one"
+                f"{path} is a cache of format {version} with {algorithm} digests, and this version of "
+                f"megafold reads format {FORMAT} with {ALGORITHM}: use the version that wrote it"
             )
         return cls(path)
 
@@ -115,7 +115,7 @@ class LocalStore(Store):
     # Objects ------------------------------------------------------------------------------------------
 
     def object_path(self, digest: Digest) -> Path:
-        """Where an object's file is, or would be."""
+        """See :meth:`Store.object_path`."""
         return self.path / "objects" / digest.hex[:2] / f"{digest}{_OBJECT_SUFFIX}"
 
     def put(self, content: Content) -> Digest:
@@ -208,9 +208,7 @@ class LocalStore(Store):
 
     def put_manifest(self, manifest: Manifest) -> Digest:
         """See :meth:`Store.put_manifest`."""
-        digest = manifest.digest()
-        _publish_table(manifest, digest, self.manifest_path(digest))
-        return digest
+        return _publish_table(manifest, self.manifest_path)
 
     def manifest(self, digest: Digest | None = None) -> Manifest:
         """See :meth:`Store.manifest`."""
@@ -218,7 +216,7 @@ class LocalStore(Store):
             digest = self.ref(MAIN_REF)
             if digest is None:
                 raise MissingManifest(
-                    f"of ref {MAIN_REF}", self._ref_path(MAIN_REF), "nothing was published here yet"
+                    f"of ref {MAIN_REF}", self.ref_path(MAIN_REF), "nothing was published here yet"
                 )
         return _read_table(digest, self.manifest_path(digest))
 
@@ -228,10 +226,7 @@ class LocalStore(Store):
 
     def put_ledger(self, failures: Sequence[Failure]) -> Digest:
         """See :meth:`Store.put_ledger`."""
-        table = ledger_table(failures)
-        digest = table.digest()
-        _publish_table(table, digest, self.ledger_path(digest))
-        return digest
+        return _publish_table(ledger_table(failures), self.ledger_path)
 
     def ledger(self, digest: Digest) -> list[Failure]:
         """See :meth:`Store.ledger`."""
@@ -241,6 +236,15 @@ class LocalStore(Store):
         except ValueError as error:
             raise CorruptManifest(digest, path, str(error)) from error
 
+    def check_manifest(self, digest: Digest) -> None:
+        """See :meth:`Store.check_manifest`."""
+        _check_table(digest, self.manifest_path(digest))
+
+    def check_ledger(self, digest: Digest) -> None:
+        """See :meth:`Store.check_ledger`."""
+        _check_table(digest, self.ledger_path(digest))
+        self.ledger(digest)
+
     def ledgers(self) -> Iterator[Digest]:
         """See :meth:`Store.ledgers`."""
         yield from _names(self.path / "failures", _TABLE_SUFFIX)
@@ -249,7 +253,7 @@ class LocalStore(Store):
 
     def ref(self, name: str = MAIN_REF) -> Digest | None:
         """See :meth:`Store.ref`."""
-        path = self._ref_path(name)
+        path = self.ref_path(name)
         try:
             text = path.read_text("ascii")
         except FileNotFoundError:
@@ -270,7 +274,7 @@ class LocalStore(Store):
 
     def move_ref(self, name: str, expected: Digest | None, new: Digest) -> None:
         """See :meth:`Store.move_ref`."""
-        path = self._ref_path(name)
+        path = self.ref_path(name)
         with KernelLock(self.path / "locks" / "refs", wait=_REF_LOCK_WAIT_S):
             found = self.ref(name)
             if found != expected:
@@ -279,43 +283,47 @@ class LocalStore(Store):
                 raise MissingManifest(new, self.manifest_path(new), f"ref {name} was not moved to it")
             files.publish(path, f"{new}\n".encode(), 0o644)
 
-    def _ref_path(self, name: str) -> Path:
+    def ref_path(self, name: str) -> Path:
+        """See :meth:`Store.ref_path`."""
         return self.path / "refs" / _checked_name(name, "ref")
 
     # Builds -------------------------------------------------------------------------------------------
 
     def build_lock(self, wait: float = 0.0) -> BuildLock:
-        """The lock to build under, not yet taken. ``wait``: seconds to wait for another build."""
+        """See :meth:`Store.build_lock`."""
         return BuildLock(self.path / "locks" / "build", wait)
 
     def journal(self, build: str, *, sync_every: int = 1) -> Journal:
-        """The journal of a build, by the build's id."""
+        """See :meth:`Store.journal`."""
         return Journal(
             self.path / "journal" / f"{_checked_name(build, 'build id')}.jsonl", sync_every=sync_every
         )
 
     def journals(self) -> Iterator[str]:
-        """Ids of the builds that have a journal, in order."""
+        """See :meth:`Store.journals`."""
         for path in _children(self.path / "journal"):
             if path.suffix == ".jsonl" and _NAME.fullmatch(path.stem):
                 yield path.stem
 
     # Housekeeping -------------------------------------------------------------------------------------
 
-    def leftovers(self) -> Iterator[str]:
-        """See :meth:`Store.leftovers`."""
-        for path in files.temporary_files(self.path):
-            yield str(path)
+    def temporary_files(self) -> Iterator[Path]:
+        """See :meth:`Store.temporary_files`."""
+        yield from files.temporary_files(self.path)
+
+    def foreign_files(self) -> Iterator[Path]:
+        """See :meth:`Store.foreign_files`."""
+        for path in self._object_files():
+            digest = _named(path, _OBJECT_SUFFIX)
+            if (digest is None or path != self.object_path(digest)) and not files.is_temporary(path):
+                yield path
+        for folder in ("manifests", "failures"):
+            for path in _children(self.path / folder):
+                if _named(path, _TABLE_SUFFIX) is None and not files.is_temporary(path):
+                    yield path
 
     def sweep(self, older_than_s: float = 3600.0, lock: BuildLock | None = None) -> list[Path]:
-        """Remove temporary files that killed writers left.
-
-        ``older_than_s``: younger ones may belong to a writer that lives. ``lock``: the build lock, where the
-        caller has it; else it is taken for the while.
-
-        Raises:
-            LockHeld: another process builds.
-        """
+        """See :meth:`Store.sweep`."""
         with lock or self.build_lock():
             removed = []
             for path in files.temporary_files(self.path):
@@ -326,26 +334,32 @@ class LocalStore(Store):
             return removed
 
 
-def _publish_table(table: Manifest, digest: Digest, path: Path) -> None:
+def _publish_table(table: Manifest, path_of: Callable[[Digest], Path]) -> Digest:
+    digest = table.digest()
+    path = path_of(digest)
     try:
-        if _read_table(digest, path).digest() == digest:
-            return
+        _read_table(digest, path)
     except (MissingManifest, CorruptManifest):
-        pass
-    files.publish(path, table.to_parquet())
+        files.publish(path, table.to_parquet(digest))
+    return digest
 
 
 def _read_table(digest: Digest, path: Path) -> Manifest:
     try:
-        table = Manifest.from_parquet(path.read_bytes())
-        found = table.digest()
+        table, claimed = Manifest.from_parquet(path.read_bytes())
     except FileNotFoundError as error:
         raise MissingManifest(digest, path, "no such file") from error
-    except (ValueError, KeyError, TypeError, OSError, NotImplementedError) as error:
+    except (ValueError, OSError) as error:
         raise CorruptManifest(digest, path, f"it cannot be read: {error}") from error
+    if claimed != digest:
+        raise CorruptManifest(digest, path, f"the file holds the manifest {claimed}")
+    return table
+
+
+def _check_table(digest: Digest, path: Path) -> None:
+    found = _read_table(digest, path).digest()
     if found != digest:
         raise CorruptManifest(digest, path, f"its rows have the digest {found}")
-    return table
 
 
 def _children(folder: Path) -> Iterable[Path]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
+from megafold.cache_store import seal
 from megafold.cache_store.digest import JSON, Digest, canonical_json
 from megafold.cache_store.errors import ContentError
 
@@ -80,35 +81,52 @@ class Manifest:
                     raise ContentError(f"row {number} of the table: {error}: use null") from error
                 number += 1
 
-    def to_parquet(self) -> bytes:
-        """The manifest as the bytes of a Parquet file, attributes in the schema's metadata."""
+    def to_parquet(self, digest: Digest | None = None) -> bytes:
+        """The manifest as a Parquet file, attributes in the schema's metadata.
+
+        The seal lies between the pages and the footer, where Parquet readers never look: they find
+        the footer from the end and the pages from the footer. ``digest`` is taken unless it is given.
+        """
         metadata = {_METADATA_KEY: canonical_json({"attributes": dict(self.attributes), "format": 1})}
         buffer = io.BytesIO()
-        pq.write_table(
-            self.table.replace_schema_metadata(metadata), buffer, compression="zstd", write_page_checksum=True
-        )
-        return buffer.getvalue()
+        pq.write_table(self.table.replace_schema_metadata(metadata), buffer, compression="zstd")
+        data = bytearray(buffer.getvalue())
+        footer = _footer_start(data)
+        data[footer:footer] = seal.blank("manifest", digest or self.digest())
+        seal.fill(data, _footer_start(data))
+        return bytes(data)
 
     @classmethod
-    def from_parquet(cls, data: bytes) -> "Manifest":
-        """The manifest in the bytes of a Parquet file.
+    def from_parquet(cls, data: bytes) -> tuple["Manifest", Digest]:
+        """The manifest in the bytes of a Parquet file, and the digest its seal says it has.
+
+        Every bit of the file is compared with the seal; the digest is not taken again.
 
         Raises:
-            ValueError: they hold none. (Arrow's own errors are ValueErrors or OSErrors.)
+            ValueError: the file is damaged or holds no manifest of ours.
         """
-        table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
-        metadata = (table.schema.metadata or {}).get(_METADATA_KEY)
-        if metadata is None:
-            raise ValueError("a Parquet file, but no manifest of MegaFold's")
-        header = json.loads(metadata)
-        if header.get("format") != 1:
-            raise ValueError(f"manifest format {header.get('format')}, this version reads 1")
-        return cls(table, header["attributes"])
+        end = _footer_start(data)
+        digests = seal.parse(data[end - seal.length("manifest") : end], "manifest") if end else None
+        if digests is None:
+            raise ValueError("no seal: cut short, changed, or no file of MegaFold's")
+        if seal.others_digest(data, end) != str(digests[1]):
+            raise ValueError("bytes of the file have changed since it was written")
+        table = pq.read_table(pa.BufferReader(data))
+        header = json.loads(table.schema.metadata[_METADATA_KEY])
+        if header["format"] != 1:
+            raise ValueError(f"it has format {header['format']}, and this version of megafold reads format 1")
+        return cls(table, header["attributes"]), digests[0]
+
+
+def _footer_start(data: bytes | bytearray) -> int:
+    """Where the footer of a Parquet file starts, before its length and the magic; 0 for none."""
+    return max(0, len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
 
 
 def logical_type(kind: pa.DataType, where: str) -> JSON:
-    """What a column holds, whatever its width or encoding: part of the digest, so that ``"2020-01-01"``
-    the string and the date are different.
+    """What a column holds, whatever its width or encoding.
+
+    Part of the digest, so that the string ``"2020-01-01"`` and the date are different.
 
     Raises:
         ContentError: a type that manifests do not hold.

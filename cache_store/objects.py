@@ -1,18 +1,16 @@
 """Object files: a Zarr v3 group in a zip file that can tell whether a single bit of it has changed.
 
 The file is a zip of uncompressed members, sorted, with one fixed timestamp, written from a Zarr
-``MemoryStore``: the same libraries write the same bytes. The zip's comment ends it::
-
-    megafold object <content digest> sha256 <digest of every byte of the file before this one>
-
-so a file says which object it is and whether it is intact, by itself and without decoding.
+``MemoryStore``: the same libraries write the same bytes. The zip's comment, the end of the file, is its
+seal (:mod:`megafold.cache_store.seal`).
 """
 
 import hashlib
 import io
+import warnings
 import zipfile
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
@@ -20,6 +18,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
+from megafold.cache_store import seal
 from megafold.cache_store.content import Content
 from megafold.cache_store.digest import Digest
 
@@ -27,9 +26,7 @@ from megafold.cache_store.digest import Digest
 ZSTD_LEVEL: Final = 7
 
 _TIMESTAMP: Final = (1980, 1, 1, 0, 0, 0)  # the earliest a zip file can hold
-_COMMENT: Final = b"megafold object %s sha256 %s"
-_HEX: Final = 64
-_COMMENT_LENGTH: Final = len(_COMMENT % (b"0" * _HEX, b"0" * _HEX))
+_SEAL_LENGTH: Final = seal.length("object")
 
 
 def encode(content: Content, digest: Digest | None = None) -> bytes:
@@ -40,10 +37,10 @@ def encode(content: Content, digest: Digest | None = None) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for key in sorted(members):
             archive.writestr(_member(key), members[key])
-        archive.comment = _COMMENT % (str(digest).encode(), b"0" * _HEX)
-    data = buffer.getbuffer()
-    data[-_HEX:] = hashlib.sha256(data[:-_HEX]).hexdigest().encode()
-    return bytes(data)
+        archive.comment = seal.blank("object", digest)
+    with buffer.getbuffer() as data:
+        seal.fill(data, len(data))
+    return buffer.getvalue()
 
 
 def _member(key: str) -> zipfile.ZipInfo:
@@ -70,7 +67,10 @@ def _zarr_members(content: Content) -> dict[str, bytes]:
         )
         if array.size:
             target[...] = array
-    zarr.consolidate_metadata(store, zarr_format=3)
+    with warnings.catch_warnings():
+        # Other readers may ignore consolidated metadata: every array has its own as well.
+        warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
+        zarr.consolidate_metadata(store, zarr_format=3)
     return sync(_contents(store))
 
 
@@ -89,22 +89,16 @@ def claimed_digest(path: Path) -> Digest | None:
     A cheap test for files that were cut short. It reads nothing else: :func:`damage` does.
     """
     with open(path, "rb") as file:
-        size = file.seek(0, io.SEEK_END)
-        if size <= _COMMENT_LENGTH:
-            return None
-        file.seek(-_COMMENT_LENGTH, io.SEEK_END)
-        return _parse_comment(file.read())[0]
+        digests = _read_seal(file)
+    return digests[0] if digests else None
 
 
-def _parse_comment(comment: bytes) -> tuple[Digest | None, Digest | None]:
-    words = comment.split(b" ")
-    try:
-        content, whole = Digest(words[2].decode()), Digest(words[4].decode())
-    except (ValueError, IndexError):
-        return None, None
-    if comment != _COMMENT % (str(content).encode(), str(whole).encode()):
-        return None, None
-    return content, whole
+def _read_seal(file: BinaryIO) -> tuple[Digest, Digest] | None:
+    size = file.seek(0, io.SEEK_END)
+    if size < _SEAL_LENGTH:
+        return None
+    file.seek(-_SEAL_LENGTH, io.SEEK_END)
+    return seal.parse(file.read(), "object")
 
 
 def damage(path: Path) -> tuple[Digest | None, str]:
@@ -115,19 +109,15 @@ def damage(path: Path) -> tuple[Digest | None, str]:
         it was written).
     """
     with open(path, "rb") as file:
-        size = file.seek(0, io.SEEK_END)
-        if size <= _COMMENT_LENGTH:
-            return None, f"the file has {size} bytes: it was cut short"
-        file.seek(-_COMMENT_LENGTH, io.SEEK_END)
-        content, whole = _parse_comment(file.read())
-        if content is None:
+        digests = _read_seal(file)
+        if digests is None:
             return None, "the file does not end as an object does: it was cut short, extended or changed"
+        left = file.seek(0, io.SEEK_END) - seal.HEX
         file.seek(0)
         state = hashlib.sha256()
-        left = size - _HEX
         while left and (block := file.read(min(left, 1 << 20))):
             state.update(block)
             left -= len(block)
-    if left or state.hexdigest() != str(whole):
-        return content, "the bytes of the file have changed since it was written"
-    return content, ""
+    if left or state.hexdigest() != str(digests[1]):
+        return digests[0], "bytes of the file have changed since it was written"
+    return digests[0], ""

@@ -115,7 +115,7 @@ class _OpenObject:
         except BadFile as error:
             raise CorruptObject(digest, path, str(error)) from error
         try:
-            group = json.loads(bytes(self.store.read("zarr.json")))
+            group = json.loads(bytes(self.store.read_checked("zarr.json")))
             self.attributes: dict[str, JSON] = group["attributes"]
             self.metadata: dict[str, dict[str, Any]] = group["consolidated_metadata"]["metadata"]
         except (BadFile, OSError, ValueError, KeyError, TypeError) as error:

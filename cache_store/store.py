@@ -2,10 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from megafold.cache_store.content import Content
 from megafold.cache_store.digest import Digest
+from megafold.cache_store.journal import Journal
 from megafold.cache_store.ledger import Failure
+from megafold.cache_store.locks import BuildLock
 from megafold.cache_store.manifest import Manifest
 from megafold.cache_store.reader import ObjectReader
 
@@ -32,6 +35,10 @@ class Store(ABC):
         Raises:
             ReadOnlyCache: the store cannot be written.
         """
+
+    @abstractmethod
+    def object_path(self, digest: Digest) -> Path:
+        """Where an object is, or would be: for messages."""
 
     @abstractmethod
     def has(self, digest: Digest) -> bool:
@@ -115,6 +122,17 @@ class Store(ABC):
         """The failures of a ledger, by entry and stage. Raises as :meth:`manifest` does."""
 
     @abstractmethod
+    def check_manifest(self, digest: Digest) -> None:
+        """Make sure that a manifest is, to the last bit, what was put, taking its digest again.
+
+        Raises as :meth:`manifest` does.
+        """
+
+    @abstractmethod
+    def check_ledger(self, digest: Digest) -> None:
+        """As :meth:`check_manifest`, of a ledger."""
+
+    @abstractmethod
     def ledgers(self) -> Iterator[Digest]:
         """Names of the ledgers, in order."""
 
@@ -127,6 +145,10 @@ class Store(ABC):
         Raises:
             CorruptRef: the ref holds no digest.
         """
+
+    @abstractmethod
+    def ref_path(self, name: str) -> Path:
+        """Where a ref is, or would be: for messages."""
 
     @abstractmethod
     def refs(self) -> Iterator[str]:
@@ -144,8 +166,38 @@ class Store(ABC):
             ReadOnlyCache: the store cannot be written.
         """
 
+    # Builds -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build_lock(self, wait: float = 0.0) -> BuildLock:
+        """The lock to build under, not yet taken. ``wait``: seconds to wait for another build."""
+
+    @abstractmethod
+    def journal(self, build: str, *, sync_every: int = 1) -> Journal:
+        """The journal of a build, by the build's id. ``sync_every``: see :class:`Journal`."""
+
+    @abstractmethod
+    def journals(self) -> Iterator[str]:
+        """Ids of the builds that have a journal, in order."""
+
     # Housekeeping -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def leftovers(self) -> Iterator[str]:
-        """Files that dying writers left and files that do not belong, as paths."""
+    def temporary_files(self) -> Iterator[Path]:
+        """Files that are being written, or that a killed writer left, in order."""
+
+    @abstractmethod
+    def foreign_files(self) -> Iterator[Path]:
+        """Files among the objects, manifests and ledgers that are none of them, in order."""
+
+    @abstractmethod
+    def sweep(self, older_than_s: float = 3600.0, lock: BuildLock | None = None) -> list[Path]:
+        """Remove temporary files that killed writers left; returns them.
+
+        ``older_than_s``: younger ones may belong to a writer that lives. ``lock``: the build lock, where the
+        caller has it; else it is taken for the while.
+
+        Raises:
+            LockHeld: another process builds.
+            ReadOnlyCache: the store cannot be written.
+        """

@@ -12,6 +12,7 @@ import io
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import AsyncIterator, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +59,9 @@ class ZippedGroup(Store):
         except BaseException:
             self.close()
             raise
-        self._members = {member.filename: (member.header_offset, member.file_size) for member in members}
+        self._members = {
+            member.filename: (member.header_offset, member.file_size, member.CRC) for member in members
+        }
 
     def close(self) -> None:
         """Close the file. Closing twice is allowed."""
@@ -81,6 +84,17 @@ class ZippedGroup(Store):
     def __str__(self) -> str:
         return f"zip://{self.path}"
 
+    def read_checked(self, key: str) -> memoryview:
+        """Bytes of one member, compared with its zip checksum: for metadata, which no crc32c guards.
+
+        Raises:
+            BadFile: as :meth:`read`, and where the checksum differs.
+        """
+        data = self.read(key)
+        if zlib.crc32(data) != self._members[key][2]:
+            raise BadFile(f"the checksum of {key} differs")
+        return data
+
     def read(self, key: str) -> memoryview:
         """Bytes of one member.
 
@@ -88,7 +102,7 @@ class ZippedGroup(Store):
             BadFile: the member is absent, cut short, or its header says something else than the directory.
         """
         try:
-            offset, size = self._members[key]
+            offset, size, _ = self._members[key]
         except KeyError:
             raise BadFile(f"{key} is missing from the file") from None
         name = key.encode()
