@@ -1,0 +1,89 @@
+"""Structures sampled from a trained model, and how close they come to the ground truth."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from megafold.trainer.batches import Batch
+from megafold.trainer.config import TrainConfig
+from megafold.trainer.loop import autocast, to_device
+from megafold.trainer.metrics import lddt, rmsd
+from megafold.trainer.structure_output import write_mmcif
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledStructure:
+    """The sampled structures of one sample, measured on its resolved atoms; one value a structure.
+
+    Attributes:
+        entry: the sample's entry.
+        path: mmCIF file with one model a structure.
+        lddt: all atoms, pairs within a residue left out.
+        lddt_center: the tokens' centre atoms alone (Cα, C1', ligand atoms).
+        rmsd: all atoms, Å.
+    """
+
+    entry: str
+    path: Path
+    lddt: tuple[float, ...]
+    lddt_center: tuple[float, ...]
+    rmsd: tuple[float, ...]
+
+
+def sample_structures(
+    model: Any, batch: Batch, config: TrainConfig, folder: Path, device: torch.device
+) -> list[SampledStructure]:
+    """Sample ``config.sample_count`` structures for each sample of a batch, measure and write them.
+
+    The model's weights are used as they are; noise comes from a generator of its own, seeded by
+    ``config.seed``, so that sampling disturbs no training. Equivalent chains and atoms are not renamed
+    before the comparison, so values of symmetric structures are lower bounds.
+    """
+    features = to_device(batch, device)
+    generator = torch.Generator(device).manual_seed(config.seed)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), autocast(device, config.precision):
+        coords = model.sample(
+            features,
+            n_cycles=config.sample_cycles,
+            n_samples=config.sample_count,
+            n_steps=config.sample_steps,
+            generator=generator,
+        )
+    model.train(was_training)
+    arrays = {name: value.cpu().numpy() for name, value in features.items()}
+    metas = batch.get("meta") or [{} for _ in coords]
+    structures = []
+    for index, meta in enumerate(metas):
+        own = {name: value[index] for name, value in arrays.items()}
+        structures.append(_measure(coords[index].double().cpu().numpy(), own, meta, folder, index))
+    return structures
+
+
+def _measure(
+    models: NDArray[np.float64],
+    features: Mapping[str, NDArray[Any]],
+    meta: Mapping[str, Any],
+    folder: Path,
+    index: int,
+) -> SampledStructure:
+    """Compare the models [S, N_atom, 3] of one sample with its ground truth, and write them."""
+    entry = str(meta.get("entry", f"sample-{index}"))
+    path = folder / f"{entry}.cif"
+    truth, resolved = features["coords"], features["coords_mask"] & features["atom_mask"]
+    residue = features["ref_space_uid"]
+    center = features["center_atom"][features["token_mask"]]
+    write_mmcif(path, models, features, {"entry": entry, **meta})
+    return SampledStructure(
+        entry=entry,
+        path=path,
+        lddt=tuple(lddt(model, truth, resolved, residue) for model in models),
+        lddt_center=tuple(lddt(model[center], truth[center], resolved[center]) for model in models),
+        rmsd=tuple(rmsd(model, truth, resolved) for model in models),
+    )

@@ -1,0 +1,367 @@
+"""The training loop: what happens between two weights, and what is kept of it."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from megafold.trainer.batches import Batch, SamplerState
+from megafold.trainer.checkpoint import (
+    CheckpointFolder,
+    load_checkpoint,
+    random_state,
+    require_same_data,
+    restore_random_state,
+)
+from megafold.trainer.config import TrainConfig
+from megafold.trainer.data_parallel import Ranks
+from megafold.trainer.ema import WeightAverage
+from megafold.trainer.errors import CheckpointError, DataError, DivergedError
+from megafold.trainer.logging import RunLog, SilentLog
+from megafold.trainer.losses import training_loss
+from megafold.trainer.optimizer import (
+    clip_gradients,
+    gradient_norm,
+    learning_rate,
+    make_optimizer,
+    set_learning_rate,
+)
+from megafold.trainer.signals import StopSignals
+
+#: Weight of the past in the smoothed loss, by which the best checkpoint is chosen.
+_SMOOTHING = 0.98
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """The data of a run.
+
+    Attributes:
+        batches: gives batches; taken from the start again when it ends.
+        sampler: its place, for checkpoints; None for data whose order does not matter.
+        identity: what the data are, for checkpoints; see :func:`require_same_data`.
+    """
+
+    batches: Iterable[Batch]
+    sampler: SamplerState | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        step: last step.
+        skipped: steps whose loss or gradient was not finite, in all.
+        stopped: a signal ended the run before its last step.
+        checkpoint: the newest checkpoint; None if no step has been done.
+        values: what was recorded of the last step.
+    """
+
+    step: int
+    skipped: int
+    stopped: bool
+    checkpoint: Path | None
+    values: Mapping[str, float | int]
+
+
+class Trainer:
+    """Trains a model and keeps checkpoints and a log in ``folder``.
+
+    A step whose loss or gradient is not finite on any rank is left out by all of them: weights, optimizer
+    and average stay as they are, the step counts, and so does the skip. Ranks decide together, so none
+    waits for another that has gone on.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, feed: Feed, folder: Path, ranks: Ranks | None = None
+    ) -> None:
+        """The model is moved to the configured device, where its training state lives."""
+        self.ranks = ranks or Ranks()
+        self.config = config
+        self.device = resolve_device(config.device, self.ranks)
+        self.model = model.to(self.device)
+        self.ranks.same_weights(self.model)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(self.model, config)
+        self.average = WeightAverage(self.model, config.ema_decay)
+        self.generator = torch.Generator(self.device)
+        self.generator.manual_seed(_rank_seed(config.seed, self.ranks.rank, 0))
+        self.checkpoints = CheckpointFolder(folder / "checkpoints", config.keep_checkpoints)
+        self.step = 0
+        self.skipped = 0
+        self._skipped_in_a_row = 0
+        self._smoothed_loss = math.nan
+        self._best_score = math.inf
+        self._saved_step = 0
+        self._feed = feed
+        self._folder = folder
+
+    # ----------------------------------------------------------------------------------------------
+    # Running
+
+    def run(self) -> RunResult:
+        """Train until the configured step, or until SIGINT or SIGTERM; a checkpoint is written at the end.
+
+        Raises:
+            DivergedError: too many steps in a row were skipped.
+            DataError: there are no data, or a batch lacks a feature.
+        """
+        config = self.config
+        if self.device.type == "cuda":
+            torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
+        self.model.train()
+        stopped = False
+        values: dict[str, float | int] = {}
+        batches = self._batches()
+        log = RunLog(self._folder, config, self.step) if self.ranks.is_first else SilentLog()
+        with StopSignals() as signals, log:
+            while self.step < config.steps and not stopped:
+                values, stopped = self._step(batches, signals)
+                # Alone, a signal after the ranks' agreement need not wait for the next one.
+                stopped |= self.ranks.world == 1 and signals.received is not None
+                log.step(values)
+                if self._skipped_in_a_row >= config.max_skipped_in_a_row:
+                    raise DivergedError(self._divergence())
+                if self.step % config.checkpoint_every == 0:
+                    self.save()
+            if self._saved_step != self.step:
+                self.save()
+            stopped = stopped and self.step < config.steps
+            if stopped:
+                log.say(
+                    f"Stopped after step {self.step}; checkpoint {self.checkpoints.latest()}. "
+                    "To go on, give the same command with --resume."
+                )
+        return RunResult(
+            step=self.step,
+            skipped=self.skipped,
+            stopped=stopped,
+            checkpoint=self.checkpoints.latest(),
+            values=values,
+        )
+
+    def _step(self, batches: Iterator[Batch], signals: StopSignals) -> tuple[dict[str, float | int], bool]:
+        """One optimizer step; returns what is recorded of it, and whether some rank wants to stop."""
+        config = self.config
+        self.step += 1
+        began = time.perf_counter()
+        rate = learning_rate(self.step, config)
+        set_learning_rate(self.optimizer, rate)
+        self._clear_gradients()
+        sums, own_samples, waited = self._accumulate(batches)
+        norm = gradient_norm(self.parameters)
+        losses, skip, stop, samples = self._agree(sums, norm, signals.received is not None, own_samples)
+        if self.ranks.world > 1 and not skip:
+            self.ranks.average_gradients(self.parameters)
+            # Every rank has the same gradients now, so all take the same decision about their norm.
+            norm = gradient_norm(self.parameters)
+            skip = not norm.isfinite()
+        if skip:
+            self.skipped += 1
+            self._skipped_in_a_row += 1
+        else:
+            clip_gradients(self.parameters, norm, config.clip_norm)
+            self.optimizer.step()
+            self.average.update(self.model)
+            self._skipped_in_a_row = 0
+            self._smooth(losses["loss"])
+        seconds = time.perf_counter() - began
+        values: dict[str, float | int] = {
+            "step": self.step,
+            **losses,
+            "learning_rate": rate,
+            "grad_norm": norm.item(),
+            "skipped": self.skipped,
+            "samples_per_s": samples / seconds,
+            "data_wait": waited / seconds,
+            "step_s": seconds,
+        }
+        return values, stop
+
+    def _accumulate(self, batches: Iterator[Batch]) -> tuple[dict[str, Tensor], int, float]:
+        """Add up the gradients of a step; returns mean losses, samples, and seconds waited for data."""
+        config = self.config
+        sums: dict[str, Tensor] = {}
+        samples, waited = 0, 0.0
+        cycles = _cycles(config, self.step)
+        for _ in range(config.accumulate):
+            asked = time.perf_counter()
+            batch = next(batches)
+            waited += time.perf_counter() - asked
+            features = to_device(batch, self.device)
+            with autocast(self.device, config.precision):
+                outputs = self.model(
+                    features, n_cycles=cycles, n_copies=config.n_copies, generator=self.generator
+                )
+            loss = training_loss(features, outputs, config.loss_weights)
+            (loss.total / config.accumulate).backward()
+            samples += len(features["token_mask"])
+            for name, value in loss.values().items():
+                sums[name] = sums.get(name, 0.0) + value / config.accumulate
+        return sums, samples, waited
+
+    def _clear_gradients(self) -> None:
+        """Zero gradients for every parameter.
+
+        Not None: a parameter that a batch does not reach must be the same to Adam, and to the other ranks,
+        as one whose gradient happens to be 0.
+        """
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.zero_grad(set_to_none=False)
+
+    def _agree(
+        self, losses: Mapping[str, Tensor], norm: Tensor, stop: bool, samples: int
+    ) -> tuple[dict[str, float], bool, bool, int]:
+        """Means of the losses over the ranks, and whether any rank must skip the step or wants to stop."""
+        finite = losses["loss"].isfinite() & norm.isfinite()
+        head = torch.tensor([float(stop), float(samples)], device=self.device)
+        packed = torch.stack([(~finite).float(), *head, *(value.float() for value in losses.values())])
+        bad, stops, count, *means = self.ranks.sum(packed).tolist()
+        averaged = {name: mean / self.ranks.world for name, mean in zip(losses, means, strict=True)}
+        return averaged, bad > 0, stops > 0, round(count)
+
+    def _smooth(self, loss: float) -> None:
+        past = loss if math.isnan(self._smoothed_loss) else self._smoothed_loss
+        self._smoothed_loss = _SMOOTHING * past + (1 - _SMOOTHING) * loss
+
+    def _divergence(self) -> str:
+        newest = self.checkpoints.latest() or "none yet"
+        return (
+            f"{self._skipped_in_a_row} steps in a row, up to step {self.step}, had a loss or gradient that "
+            f"is not finite. Newest checkpoint: {newest}. Resume from it, or from an older one, with a lower "
+            "learning_rate."
+        )
+
+    def _batches(self) -> Iterator[Batch]:
+        """The feed's batches, over and over."""
+        while True:
+            empty = True
+            for batch in self._feed.batches:
+                empty = False
+                yield batch
+            if empty:
+                raise DataError("the data yield no batch: is the data set empty?")
+
+    # ----------------------------------------------------------------------------------------------
+    # Checkpoints
+
+    def save(self) -> Path | None:
+        """Write a checkpoint (the first rank does); returns its path."""
+        # The generators differ by rank, everything else is the same on all of them.
+        random_states = self.ranks.gather(random_state(self.generator))
+        self._saved_step = self.step
+        if not self.ranks.is_first:
+            return None
+        is_best = self._smoothed_loss < self._best_score
+        if is_best:
+            self._best_score = self._smoothed_loss
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.state_dict(),
+            "sampler": self._feed.sampler.state_dict() if self._feed.sampler is not None else None,
+            "rng": random_states,
+            "config": self.config.to_dict(),
+            "data": dict(self._feed.identity),
+            "skipped": self.skipped,
+            "smoothed_loss": self._smoothed_loss,
+            "best_score": self._best_score,
+        }
+        return self.checkpoints.save(state, is_best=is_best)
+
+    def resume(self, path: Path, *, allow_other_data: bool = False) -> None:
+        """Go on from a checkpoint: on the same devices, exactly as if the run had not stopped.
+
+        Raises:
+            CheckpointError: it cannot be read, is of another network, or was trained on other data (unless
+                ``allow_other_data``, which starts these data from their beginning).
+        """
+        state = load_checkpoint(path)
+        same_data = state["data"] == dict(self._feed.identity)
+        if not allow_other_data:
+            require_same_data(path, state["data"], self._feed.identity)
+        try:
+            self.model.load_state_dict(state["model"])
+            self.average.load_state_dict(state["average"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} is of another network than preset {self.config.preset!r} makes "
+                f"(its own: {state['config'].get('preset')!r}): {error}"
+            ) from error
+        self.step = self._saved_step = state["step"]
+        self.skipped = state["skipped"]
+        self._smoothed_loss = state["smoothed_loss"]
+        self._best_score = state["best_score"]
+        if same_data and self._feed.sampler is not None and state["sampler"] is not None:
+            self._feed.sampler.load_state_dict(state["sampler"])
+        self._restore_random_state(state["rng"])
+        self._report_changes(path, state["config"])
+
+    def _restore_random_state(self, states: list[Mapping[str, Any]]) -> None:
+        if len(states) == self.ranks.world:
+            restore_random_state(states[self.ranks.rank], self.generator)
+            return
+        self.generator.manual_seed(_rank_seed(self.config.seed, self.ranks.rank, self.step))
+        if self.ranks.is_first:
+            print(
+                f"The checkpoint is of {len(states)} ranks and this run has {self.ranks.world}: noise comes "
+                "from new seeds, so the run goes on but not bit for bit",
+                flush=True,
+            )
+
+    def _report_changes(self, path: Path, earlier: Mapping[str, Any]) -> None:
+        changed = self.config.changed_for_resume(earlier)
+        if self.ranks.is_first:
+            print(f"Resumed from {path} after step {self.step}", flush=True)
+            for name, (then, now) in changed.items():
+                print(f"  changed setting: {name} was {then!r}, is {now!r}", flush=True)
+
+
+def resolve_device(name: str, ranks: Ranks) -> torch.device:
+    """The device that a setting means; ``auto`` takes this rank's GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", ranks.local_rank)
+    return device
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of a forward pass in ``bf16`` or ``fp32``."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """The tensors of a batch, on a device; what is not a tensor stays behind."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    missing = sorted(_NEEDED - tensors.keys())
+    if missing:
+        raise DataError(f"a batch lacks the features {missing}; it has {sorted(tensors)}")
+    return {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
+
+
+#: Features without which nothing can be learned.
+_NEEDED = frozenset("token_mask atom_mask atom_to_token rep_atom coords coords_mask".split())
+
+
+def _cycles(config: TrainConfig, step: int) -> int:
+    """Passes through the trunk at a step: 1 to ``n_cycles``, a function of seed and step alone."""
+    return int(np.random.default_rng((config.seed, step)).integers(1, config.n_cycles + 1))
+
+
+def _rank_seed(seed: int, rank: int, step: int) -> int:
+    """A seed of 63 bits for a rank's noise."""
+    return int(np.random.SeedSequence((seed, rank, step)).generate_state(1, np.uint64)[0] >> np.uint64(1))

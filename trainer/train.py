@@ -1,0 +1,186 @@
+"""A training run from its settings and data to checkpoints, logs and sampled structures."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from megafold.trainer.batches import BatchStream, TrainingData
+from megafold.trainer.checkpoint import CheckpointFolder
+from megafold.trainer.config import TrainConfig
+from megafold.trainer.data_parallel import Ranks
+from megafold.trainer.errors import CheckpointError, ConfigError
+from megafold.trainer.evaluation import SampledStructure, sample_structures
+from megafold.trainer.loop import Feed, RunResult, Trainer, resolve_device
+from megafold.trainer.model.config import BACKENDS
+from megafold.trainer.model.model import AlphaFold3
+from megafold.trainer.presets.model import model_preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """How a run continues an earlier one.
+
+    Attributes:
+        path: a checkpoint; None for the newest of the output folder, or a fresh start where it has none.
+        allow_other_data: go on although the data are not those of the checkpoint.
+    """
+
+    path: Path | None = None
+    allow_other_data: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSummary:
+    """What a run has done.
+
+    Attributes:
+        steps: last step.
+        skipped: steps that were left out because their loss or gradient was not finite.
+        stopped: a signal ended the run early.
+        loss: total loss of the last step; NaN if the run did none.
+        minutes: wall time of the training loop.
+        parameters: number of trained numbers.
+        checkpoint: newest checkpoint.
+        structures: structures sampled after training; none if the run was stopped.
+    """
+
+    steps: int
+    skipped: int
+    stopped: bool
+    loss: float
+    minutes: float
+    parameters: int
+    checkpoint: Path | None
+    structures: tuple[SampledStructure, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return plain
+
+
+def build_model(config: TrainConfig, backend: str = "eager") -> AlphaFold3:
+    """The network of a preset, with weights that depend on the seed alone.
+
+    Raises:
+        ConfigError: there is no such preset or back end.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"no back end {backend!r}; there are {', '.join(BACKENDS)}")
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model = AlphaFold3(model_preset(config.preset))
+    model.backend = backend
+    return model
+
+
+def run_training(
+    config: TrainConfig,
+    data: TrainingData,
+    folder: Path,
+    *,
+    resume: Resume | None = None,
+    model: nn.Module | None = None,
+) -> TrainingSummary:
+    """Train, keep everything in ``folder``, and sample structures at the end if so configured.
+
+    Under torchrun every rank calls this alike; they average their gradients, and the first one writes.
+    The folder gets ``config.json``, ``metrics.csv``, ``loss.png``, ``tensorboard/``, ``checkpoints/`` and,
+    with samples, ``structures/*.cif``; at the end ``summary.json``.
+
+    Args:
+        config: settings.
+        data: data set, collation and identity.
+        folder: output folder.
+        resume: go on from a checkpoint. Without it a folder that has checkpoints is refused.
+        model: a network to train instead of the preset's; it needs ``sample`` if structures are wanted.
+
+    Raises:
+        CheckpointError: the folder holds another run, or a checkpoint does not fit.
+        DivergedError: too many steps in a row were not finite.
+    """
+    ranks = Ranks.from_environment()
+    device = resolve_device(config.device, ranks)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    started_group = ranks.start(device)
+    torch.manual_seed(config.seed + ranks.rank)  # dropout draws from torch's own generator
+    stream = BatchStream(data, config, ranks)
+    try:
+        feed = Feed(batches=stream, sampler=stream, identity=data.identity)
+        trainer = Trainer(model or build_model(config), config, feed, folder, ranks)
+        _begin(trainer, folder, resume)
+        if ranks.is_first:
+            _write_json(folder / "config.json", config.to_dict())
+        began = time.perf_counter()
+        result = trainer.run()
+        minutes = (time.perf_counter() - began) / 60
+        structures: list[SampledStructure] = []
+        if config.sample_count and not result.stopped and ranks.is_first:
+            structures = _sample(trainer, data, stream, folder)
+        summary = _summary(trainer, result, minutes, structures)
+        if ranks.is_first:
+            _write_json(folder / "summary.json", summary.to_dict())
+    finally:
+        stream.close()
+        if started_group:
+            dist.destroy_process_group()
+    return summary
+
+
+def _begin(trainer: Trainer, folder: Path, resume: Resume | None) -> None:
+    """Resume, or make sure that the folder is free."""
+    latest = CheckpointFolder(folder / "checkpoints").latest()
+    if resume is None:
+        if latest is not None:
+            raise CheckpointError(
+                f"{folder} holds a run ({latest.name}): resume it, or give another output folder"
+            )
+        return
+    path = resume.path or latest
+    if path is not None:
+        trainer.resume(path, allow_other_data=resume.allow_other_data)
+
+
+def _sample(
+    trainer: Trainer, data: TrainingData, stream: BatchStream, folder: Path
+) -> list[SampledStructure]:
+    """Sample with the averaged weights."""
+    if data.evaluate:
+        batches = [data.collate([data.dataset[index]]) for index in data.evaluate]
+    else:
+        batches = [next(stream)]
+    with trainer.average.applied(trainer.model):
+        return [
+            structure
+            for batch in batches
+            for structure in sample_structures(
+                trainer.model, batch, trainer.config, folder / "structures", trainer.device
+            )
+        ]
+
+
+def _summary(
+    trainer: Trainer, result: RunResult, minutes: float, structures: list[SampledStructure]
+) -> TrainingSummary:
+    return TrainingSummary(
+        steps=result.step,
+        skipped=result.skipped,
+        stopped=result.stopped,
+        loss=float(result.values.get("loss", float("nan"))),
+        minutes=minutes,
+        parameters=sum(parameter.numel() for parameter in trainer.parameters),
+        checkpoint=result.checkpoint,
+        structures=tuple(structures),
+    )
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
