@@ -1,0 +1,104 @@
+"""What every alignment parser returns: rows over the columns of the query."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megafold.pipeline.schema import GAP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Insertions:
+    """Inserted residues, sparse: ``count[k]`` residues of row ``row[k]`` left of column ``column[k]``.
+
+    Sorted by row, then column; no pair occurs twice. All int32.
+    """
+
+    row: NDArray[np.int32]
+    column: NDArray[np.int32]
+    count: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, row: NDArray[Any], column: NDArray[Any], count: NDArray[Any] | None = None) -> "Insertions":
+        """Add up single insertions (``count`` omitted: one residue each), in any order."""
+        if not len(row):
+            none = np.empty(0, np.int32)
+            return cls(row=none, column=none, count=none)
+        key = row.astype(np.int64) << 32 | column.astype(np.int64)
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        first = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
+        if count is None:
+            total = np.diff(np.append(first, len(key)))
+        else:
+            total = np.add.reduceat(count.astype(np.int64)[order], first)
+        key = key[first]
+        return cls(
+            row=(key >> 32).astype(np.int32),
+            column=(key & 0xFFFFFFFF).astype(np.int32),
+            count=total.astype(np.int32),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """One alignment as its file states it; row 0 is the file's query.
+
+    ``codes`` uint8 [N_row, N_column] are classes of ``restype``; every column is a residue of the query.
+    ``query`` holds the query's own letters (upper case) and ``headers`` each row's name and description.
+    ``segments`` are the column ranges of the chains where one alignment joins several (ColabFold).
+    """
+
+    query: str
+    headers: Sequence[bytes]
+    codes: NDArray[np.uint8]
+    insertions: Insertions
+    segments: tuple[tuple[int, int], ...] = ()
+
+
+def keep_columns(
+    codes: NDArray[np.uint8], keep: NDArray[np.bool_], insertions: Insertions | None
+) -> tuple[NDArray[np.uint8], Insertions]:
+    """Drop columns; their residues become insertions left of the next column that is kept.
+
+    Args:
+        codes: uint8 [N_row, N_column].
+        keep: bool [N_column].
+        insertions: what was inserted left of the columns before, None for nothing.
+
+    Returns:
+        Codes over the kept columns, and the insertions left of them. What lies right of the last kept
+        column is dropped: no column is there to hold it.
+    """
+    next_kept: NDArray[np.int64] = np.cumsum(keep) - keep
+    n_kept = int(keep.sum())
+    dropped = np.flatnonzero(~keep)
+    row, index = np.nonzero(codes[:, dropped] != GAP)
+    column: NDArray[np.int64] = next_kept[dropped[index]]
+    count = np.ones(len(row), np.int32)
+    if insertions is not None and len(insertions.row):
+        row = np.concatenate([row, insertions.row])
+        column = np.concatenate([column, next_kept[insertions.column]])
+        count = np.concatenate([count, insertions.count])
+    inside = column < n_kept
+    kept = codes[:, keep]
+    return kept, Insertions.of(row[inside], column[inside], count[inside])
+
+
+def crop_columns(alignment: Alignment, start: int, stop: int) -> Alignment:
+    """The columns ``start`` to ``stop`` of an alignment, with all its rows."""
+    inserted = alignment.insertions
+    inside = (inserted.column >= start) & (inserted.column < stop)
+    return Alignment(
+        query=alignment.query[start:stop],
+        headers=alignment.headers,
+        codes=alignment.codes[:, start:stop],
+        insertions=Insertions(
+            row=inserted.row[inside],
+            column=inserted.column[inside] - np.int32(start),
+            count=inserted.count[inside],
+        ),
+    )

@@ -1,0 +1,229 @@
+"""Template structures: finds the mmCIF file of an entry and reads what templates need of its protein chains.
+
+gemmi's objects stay in this module; what leaves it are arrays and strings.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import gemmi
+import numpy as np
+from numpy.typing import NDArray
+
+from megafold.pipeline.errors import AlignmentError, TemplateError
+from megafold.pipeline.msa.text import AlignmentText, read_text
+
+#: N, CA, C and pseudo-beta: the atoms of a template residue, in stored order.
+ATOM_NAMES: Final = ("N", "CA", "C", "CB")
+_SUFFIXES: Final = tuple(f"{cif}{packed}" for cif in (".cif", ".mmcif") for packed in ("", ".gz", ".zst"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateChain:
+    """One protein chain of a template entry.
+
+    ``sequence``: canonical one-letter over the full SEQRES, length N. ``atom_pos`` float32 [N, 4, 3] in Å:
+    N, CA, C and CB (CA for GLY) of the first model; NaN where missing.
+    """
+
+    label_asym_id: str
+    auth_asym_id: str
+    sequence: str
+    atom_pos: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateEntry:
+    """What templates need of one entry. ``release_date`` is an ISO date, None where the file has none."""
+
+    entry: str
+    digest: str
+    release_date: str | None
+    chains: tuple[TemplateChain, ...]
+
+    def candidates(self, chain: str) -> list[TemplateChain]:
+        """The chains a hit may mean by ``chain``: by author id first, then by label id."""
+        by_author = [item for item in self.chains if item.auth_asym_id == chain]
+        by_label = [item for item in self.chains if item.label_asym_id == chain and item not in by_author]
+        return by_author + by_label
+
+
+class TemplateStructures:
+    """The mmCIF files templates may come from, by entry id.
+
+    Files are named ``<entry>.cif`` (or ``.mmcif``), plain, gzip or Zstandard, in the folders or one level
+    below (the PDB's divided layout); an earlier folder wins. A file in place of a folder stands for itself.
+    Folders are listed once, on construction.
+    The ``capacity`` entries used last are kept in memory.
+    """
+
+    def __init__(self, folders: Sequence[Path], capacity: int = 16) -> None:
+        self._paths: dict[str, Path] = {}
+        self._capacity = capacity
+        self._loaded: OrderedDict[str, TemplateEntry] = OrderedDict()
+        for folder in folders:
+            for path in _cif_files(Path(folder)):
+                self._paths.setdefault(_entry_of(path.name), path)
+
+    def __contains__(self, entry: object) -> bool:
+        return isinstance(entry, str) and entry.lower() in self._paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def path(self, entry: str) -> Path | None:
+        """The file of an entry, None where there is none."""
+        return self._paths.get(entry.lower())
+
+    def digest(self, entry: str) -> str | None:
+        """SHA-256 of the entry's file as it lies on disk, None where there is none."""
+        key = entry.lower()
+        if key in self._loaded:
+            return self._loaded[key].digest
+        path = self._paths.get(key)
+        return None if path is None else _read(path).digest
+
+    def load(self, entry: str) -> TemplateEntry | None:
+        """The chains and release date of an entry, None where it has no file.
+
+        Raises:
+            TemplateError: the file cannot be read (``unreadable-structure``).
+        """
+        key = entry.lower()
+        loaded = self._loaded.get(key)
+        if loaded is not None:
+            self._loaded.move_to_end(key)
+            return loaded
+        path = self._paths.get(key)
+        if path is None:
+            return None
+        loaded = _load(key, path)
+        self._loaded[key] = loaded
+        while len(self._loaded) > self._capacity:
+            self._loaded.popitem(last=False)
+        return loaded
+
+
+def _cif_files(folder: Path) -> Iterator[Path]:
+    """mmCIF files of a folder and of its folders, sorted by name at each level; a file stands for itself."""
+    below = []
+    if folder.is_file():
+        if folder.name.endswith(_SUFFIXES):
+            yield folder
+        return
+    with os.scandir(folder) as found:
+        for item in sorted(found, key=lambda item: item.name):
+            if item.name.endswith(_SUFFIXES):
+                yield Path(item.path)
+            elif item.is_dir():
+                below.append(item.path)
+    for path in below:
+        with os.scandir(path) as found:
+            for item in sorted(found, key=lambda item: item.name):
+                if item.name.endswith(_SUFFIXES):
+                    yield Path(item.path)
+
+
+def _entry_of(name: str) -> str:
+    for suffix in (".zst", ".gz", ".mmcif", ".cif"):
+        name = name.removesuffix(suffix)
+    return name.lower()
+
+
+def _read(path: Path) -> AlignmentText:
+    try:
+        return read_text(path)
+    except AlignmentError as error:
+        raise TemplateError(str(error), reason="unreadable-structure") from None
+
+
+def _load(entry: str, path: Path) -> TemplateEntry:
+    text = _read(path)
+    try:
+        block = gemmi.cif.read_string(text.data.decode("utf-8", "replace"))[0]
+        structure = gemmi.make_structure_from_block(block)
+        structure.setup_entities()
+        structure.assign_label_seq_id()
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise TemplateError(
+            f"{path}: not a readable mmCIF file ({error}); fetch it again", reason="unreadable-structure"
+        ) from None
+    canonical = _canonical_sequences(block)
+    chains = list(_protein_chains(structure, canonical)) if len(structure) else []
+    return TemplateEntry(
+        entry=entry, digest=text.digest, release_date=_release_date(block), chains=tuple(chains)
+    )
+
+
+def _canonical_sequences(block: gemmi.cif.Block) -> dict[str, str]:
+    """``pdbx_seq_one_letter_code_can`` by entity id."""
+    table = block.find("_entity_poly.", ["entity_id", "pdbx_seq_one_letter_code_can"])
+    return {row.str(0): "".join(row.str(1).split()).upper() for row in table}
+
+
+def _release_date(block: gemmi.cif.Block) -> str | None:
+    """The first revision's date; old files have it in ``_database_PDB_rev``."""
+    for tag in ("_pdbx_audit_revision_history.revision_date", "_database_PDB_rev.date"):
+        dates = [gemmi.cif.as_string(value) for value in block.find_values(tag)]
+        dates = [date for date in dates if len(date) == 10 and date[0].isdigit()]
+        if dates:
+            return min(dates)
+    return None
+
+
+def _protein_chains(structure: gemmi.Structure, canonical: dict[str, str]) -> Iterator[TemplateChain]:
+    for chain in structure[0]:
+        for subchain in chain.subchains():
+            entity = structure.get_entity_of(subchain)
+            if entity is None or entity.entity_type != gemmi.EntityType.Polymer:
+                continue
+            if entity.polymer_type not in (gemmi.PolymerType.PeptideL, gemmi.PolymerType.PeptideD):
+                continue
+            names = [gemmi.Entity.first_mon(item) for item in entity.full_sequence]
+            if not names:
+                names = [residue.name for residue in subchain.first_conformer()]
+            sequence = canonical.get(entity.name, "")
+            if len(sequence) != len(names):
+                sequence = "".join(_letter(name) for name in names)
+            yield TemplateChain(
+                label_asym_id=subchain.subchain_id(),
+                auth_asym_id=chain.name,
+                sequence=sequence,
+                atom_pos=_atom_positions(subchain, names),
+            )
+
+
+def _letter(component: str) -> str:
+    info = gemmi.find_tabulated_residue(component)
+    letter = info.one_letter_code.strip().upper() if info.is_amino_acid() else ""
+    return letter or "X"
+
+
+def _atom_positions(residues: Iterable[gemmi.Residue], names: list[str]) -> NDArray[np.float32]:
+    positions = np.full((len(names), len(ATOM_NAMES), 3), np.nan)
+    for residue in residues:
+        index = (residue.label_seq or 0) - 1
+        # Microheterogeneity: the residue that the sequence names counts, the other ones do not.
+        if 0 <= index < len(names) and residue.name == names[index]:
+            _fill_residue(positions[index], residue)
+    return np.round(positions, 3).astype(np.float32)
+
+
+def _fill_residue(positions: NDArray[np.float64], residue: gemmi.Residue) -> None:
+    """Set the atoms of one residue, all from the conformer of the highest occupancy, ties to the first."""
+    atoms = [atom for atom in residue if atom.name in ATOM_NAMES and atom.element.atomic_number in (6, 7)]
+    occupancy: dict[str, float] = {}
+    for atom in atoms:
+        if atom.has_altloc():
+            occupancy[atom.altloc] = occupancy.get(atom.altloc, 0.0) + atom.occ
+    best = min(occupancy, key=lambda altloc: (-occupancy[altloc], altloc), default="")
+    for atom in atoms:
+        if not atom.has_altloc() or atom.altloc == best:
+            position = atom.pos.tolist()
+            positions[ATOM_NAMES.index(atom.name)] = position
+            if residue.name == "GLY" and atom.name == "CA":
+                positions[ATOM_NAMES.index("CB")] = position
