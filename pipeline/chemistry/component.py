@@ -171,6 +171,12 @@ class Component:
         }
         return Content(arrays=arrays, attributes=attributes).digest().hex
 
+    def bond_rows(self) -> list[tuple[int, int, int, bool]]:
+        """Bonds as Python values: atom, atom, order, whether aromatic."""
+        return list(
+            zip(*self.bonds.T.tolist(), self.bond_orders.tolist(), self.bond_aromatic.tolist(), strict=True)
+        )
+
     @cached_property
     def atom_index(self) -> dict[str, int]:
         """Atom index by name."""
@@ -181,10 +187,10 @@ class Component:
         """Whether an input brought the definition along."""
         return self.key.startswith(OWN_PREFIX)
 
-    @property
+    @cached_property
     def heavy(self) -> NDArray[np.bool_]:
         """[N_atom] True for atoms other than hydrogen."""
-        return self.elements != HYDROGEN
+        return np.asarray(self.elements != HYDROGEN)
 
     def __len__(self) -> int:
         return len(self.atom_names)

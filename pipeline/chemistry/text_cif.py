@@ -29,8 +29,8 @@ _READ_BYTES: Final = 16 << 20
 class BlockIndex:
     """The blocks of a dictionary file by component code, parsed when asked for.
 
-    A plain file stays on disk (memory-mapped); of a gzip file every block is kept compressed on its own, about
-    a tenth of the text.
+    A plain file stays on disk (memory-mapped); of a gzip file every block is kept compressed on its own, a
+    fifth of the text.
 
     Raises:
         ComponentError: the file cannot be read, or defines no component.
@@ -163,8 +163,8 @@ def _by_value(values: list[str]) -> dict[str, list[int]]:
 def _spans(text: bytes | mmap.mmap) -> Iterator[slice]:
     """Where the blocks lie.
 
-    A ``data_`` at a line's start inside a text field starts none: there, an odd number of lines that begin with
-    a semicolon lies before it.
+    A ``data_`` at a line's start inside a text field starts none: there, an odd number of lines that begin
+    with a semicolon lies before it.
     """
     starts = [match.start() for match in _BLOCK.finditer(text)]
     first = starts[0] if starts else 0
