@@ -44,8 +44,8 @@ class AtomConditioning:
         Sums over atoms and copies to atoms are products with it: exact, and the same every time on a
         GPU, which scatters are not.
         """
-        one_hot = F.one_hot(self.to_token.long(), self.n_token) * self.mask.unsqueeze(-1)
-        return one_hot[:, None].to(dtype)
+        token = torch.where(self.mask, self.to_token, -1)
+        return (token.unsqueeze(-1) == torch.arange(self.n_token, device=token.device))[:, None].to(dtype)
 
     def mean_over_atoms(self, x: Tensor) -> Tensor:
         """[B, S, A, C] → [B, S, N, C]; zeros for tokens without atoms."""

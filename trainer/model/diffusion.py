@@ -31,9 +31,10 @@ class FourierEmbedding(nn.Module):
     def __init__(self, c: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
+        device = torch.empty(0).device  # the default one, on which the generator may not work
         for name in ("w", "b"):
             values = torch.randn(c, generator=generator, device="cpu")
-            self.register_buffer(name, values.to(torch.empty(0).device))
+            self.register_buffer(name, values.to(device))
 
     def forward(self, t: Tensor) -> Tensor:
         """[...] → [..., C]."""

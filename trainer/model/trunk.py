@@ -59,7 +59,11 @@ class Trunk(nn.Module):
         s_init, z_init = self._initial(batch, s_inputs)
         s, z = torch.zeros_like(s_init), torch.zeros_like(z_init)
         for cycle in range(n_cycles):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and cycle == n_cycles - 1):
+            last = cycle == n_cycles - 1
+            if last:
+                # Autocast keeps the weights that it cast without gradients, and would use them again.
+                torch.clear_autocast_cache()
+            with torch.set_grad_enabled(torch.is_grad_enabled() and last):
                 z = z_init + self.recycle_z(z)
                 z = z + self.template_embedder(batch, z, pair_mask)
                 z = self.msa_module(batch, s_inputs, z, mask, pair_mask)
