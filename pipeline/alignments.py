@@ -157,7 +157,7 @@ def _folders(root: Path) -> Iterator[Path]:
             yield from (Path(item.path) for item in sorted(found, key=_name) if item.is_dir())
     except OSError as error:
         raise InputError(
-            f"{root}: not a folder of alignments ({error.strerror}); give the one that holds a folder a chain",
+            f"{root}: not a folder of alignments ({error.strerror}); give the one that holds them",
             reason="no-such-folder",
         ) from error
 

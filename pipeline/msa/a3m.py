@@ -18,7 +18,7 @@ from megafold.pipeline.msa.alphabet import IGNORED, INSERTION, INVALID, SEPARATO
 from megafold.pipeline.schema import GAP
 
 #: Text decoded at a time: bounds the index arrays of files with many insertions.
-_CHUNK_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 18
 _ANNOTATION = re.compile(rb"(ss_pred|ss_conf|ss_dssp|sa_dssp|aa_pred|aa_dssp|\S*_?[Cc]onsensus)\b")
 _JOINED = re.compile(rb"#(\d+(?:,\d+)+)\t\d")
 
@@ -49,13 +49,16 @@ def parse_a3m(data: bytes, alphabet: Alphabet, name: str) -> list[Alignment]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Records:
-    """Where the records of one block lie: the body of record k is ``text[body[k]:stop[k]]``."""
+    """Where the records of one block lie: the body of record k is ``text[body[k]:stop[k]]``.
+
+    Arrays, not lists of integers: a deep file has as many records as kilobytes.
+    """
 
     name: str
     text: bytes
     headers: list[bytes]
-    body: list[int]
-    stop: list[int]
+    body: NDArray[np.int64]
+    stop: NDArray[np.int64]
 
     def row(self, index: int) -> bytes:
         """The characters of one row without blanks."""
@@ -72,25 +75,25 @@ def _find_records(text: bytes, name: str) -> tuple[_Records, bytes]:
     buffer = np.frombuffer(text, np.uint8)
     marks = np.flatnonzero(buffer == ord(">"))
     marks = marks[(marks == 0) | (buffer[marks - 1] == ord("\n"))]
-    starts: list[int] = marks.tolist()
-    stops = [*starts[1:], len(text)]
-    preamble = text[: starts[0]] if starts else text
-    if not starts or any(line and line[:1] not in b"#;" for line in preamble.split(b"\n")):
+    preamble = text[: marks[0]] if len(marks) else text
+    if not len(marks) or any(line and line[:1] not in b"#;" for line in preamble.split(b"\n")):
         raise AlignmentError(
             f"{name}: not an A3M file, it begins with {preamble[:30]!r} and not with '>'",
             reason="no-records",
         )
-    headers, body = [], []
-    for start, stop in zip(starts, stops, strict=True):
-        line_end = text.find(b"\n", start, stop)
-        line_end = stop if line_end < 0 else line_end
-        headers.append(text[start + 1 : line_end])
-        body.append(line_end)
+    stop = np.append(marks[1:], len(text))
+    headers, body = [], np.empty(len(marks), np.int64)
+    for index in range(len(marks)):
+        first, last = int(marks[index]), int(stop[index])
+        line_end = text.find(b"\n", first, last)
+        line_end = last if line_end < 0 else line_end
+        headers.append(text[first + 1 : line_end])
+        body[index] = line_end
     # HH-suite puts predicted structure and a consensus before the query: they are no sequences.
     first = 0
     while first < len(headers) and _ANNOTATION.match(headers[first]):
         first += 1
-    records = _Records(name=name, text=text, headers=headers[first:], body=body[first:], stop=stops[first:])
+    records = _Records(name=name, text=text, headers=headers[first:], body=body[first:], stop=stop[first:])
     if not records.headers:
         raise AlignmentError(f"{name}: holds annotation rows and no sequence", reason="no-records")
     return records, preamble
@@ -104,10 +107,8 @@ def _parse_block(text: bytes, alphabet: Alphabet, name: str) -> Alignment:
     parts: list[Insertions] = []
     first = 1
     while first < len(records.headers):
-        last, size = first, 0
-        while last < len(records.headers) and (size < _CHUNK_BYTES or last == first):
-            size += records.stop[last] - records.body[last]
-            last += 1
+        limit = records.body[first] + _CHUNK_BYTES
+        last = max(first + 1, int(np.searchsorted(records.stop, limit)))
         parts.append(_decode_rows(records, first, last, alphabet, codes))
         first = last
     insertions = Insertions(
@@ -162,7 +163,8 @@ def _decode_rows(
 ) -> Insertions:
     """Decode the rows ``first`` to ``last`` into ``codes``, and return their insertions."""
     n_row, width = last - first, codes.shape[1]
-    bodies = [records.text[records.body[k] : records.stop[k]] for k in range(first, last)]
+    spans = zip(records.body[first:last].tolist(), records.stop[first:last].tolist(), strict=True)
+    bodies = [records.text[start:stop] for start, stop in spans]
     bodies.append(b"")  # so that a separator ends the last row, too
     text = np.frombuffer(b">".join(bodies).translate(alphabet.a3m, IGNORED), np.uint8)
     ends = np.flatnonzero(text == SEPARATOR)

@@ -88,7 +88,7 @@ def _assemble(sequence: str, mol_type: MolType, sources: list[Source], warnings:
     n_row = msa.shape[1]
     identity, coverage = _similarity(msa, query, Alphabet.of(mol_type).unknown)
     rows = {
-        "source": np.repeat(np.arange(-1, len(sources)), [1, *n_kept]),
+        "source": np.repeat(np.arange(-1, len(n_kept)), [1, *n_kept]),
         "species": np.array(species),
         "identity": identity,
         "coverage": coverage,

@@ -138,7 +138,7 @@ def _candidates(msa: MsaRows) -> _Candidates:
 def _order(paired: NDArray[np.int32], rank: NDArray[np.int64]) -> list[int]:
     """Most chains first, then the smallest product of ranks, then row numbers."""
     n_chain = (paired >= 0).sum(axis=1).tolist()
-    # Python's integers: a product over many chains does not fit 64 bits, and order must not depend on rounding.
+    # Python's integers: a product over many chains needs more than 64 bits, and rounding must not order rows.
     product = [math.prod(item) for item in rank.tolist()]
     rows = paired.tolist()
     return sorted(range(len(rows)), key=lambda index: (-n_chain[index], product[index], rows[index]))

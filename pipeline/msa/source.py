@@ -75,18 +75,18 @@ def load_source(path: Path, sequence: str, mol_type: MolType) -> Source:
 
 def fit_source(text: AlignmentText, sequence: str, alphabet: Alphabet, path: str) -> Source:
     """As :func:`load_source`, for a file that is in memory; ``path`` is for messages."""
+    name, digest = text.name, text.digest
     try:
         alignments = parse_alignment(text, alphabet)
     except AlignmentError as error:
         raise AlignmentError(f"{path}: {error}", reason=error.reason) from None
+    del text  # a deep file is large: what follows needs its rows alone
     fitted = _fit(alignments, sequence, alphabet, path)
-    parts = [
-        _distinct_rows(alignment, _row_species(alignment, paired, text.name)) for alignment, paired in fitted
-    ]
+    parts = [_distinct_rows(alignment, _row_species(alignment, paired, name)) for alignment, paired in fitted]
     first = np.cumsum([0, *(len(part.codes) for part in parts)]).astype(np.int32)
     return Source(
-        name=text.name,
-        digest=text.digest,
+        name=name,
+        digest=digest,
         n_rows=sum(len(alignment.headers) - 1 for alignment, _ in fitted),
         n_empty=sum(part.n_empty for part in parts),
         codes=parts[0].codes if len(parts) == 1 else np.concatenate([part.codes for part in parts]),
@@ -95,7 +95,7 @@ def fit_source(text: AlignmentText, sequence: str, alphabet: Alphabet, path: str
             column=np.concatenate([part.insertions.column for part in parts]),
             count=np.concatenate([part.insertions.count for part in parts]),
         ),
-        species=[name for part in parts for name in part.species],
+        species=[item for part in parts for item in part.species],
     )
 
 
@@ -162,19 +162,23 @@ def _distinct_rows(alignment: Alignment, species: list[str]) -> _Distinct:
     Equal rows of different species stay: each can pair with rows of its own species.
     """
     codes = np.ascontiguousarray(alignment.codes)
-    empty = bytes([GAP]) * codes.shape[1]
-    seen = {codes[0].tobytes()}
-    kept = np.zeros(len(codes), bool)
-    n_empty = 0
-    for row in range(1, len(codes)):
-        residues = codes[row].tobytes()
-        if residues == empty:
-            n_empty += 1
+    n_row, width = codes.shape
+    empty = (codes == GAP).all(axis=1)
+    text = codes.tobytes()
+    first_species: dict[bytes, str] = {text[:width]: ""}
+    others: set[tuple[bytes, str]] = set()
+    kept = np.zeros(n_row, bool)
+    for row in (np.flatnonzero(~empty[1:]) + 1).tolist():
+        residues, name = text[row * width : (row + 1) * width], species[row]
+        known = first_species.get(residues)
+        if known is None:
+            first_species[residues] = name
+        elif known == name or (residues, name) in others:
             continue
-        key = residues + species[row].encode()
-        if key not in seen:
-            seen.add(key)
-            kept[row] = True
+        else:
+            others.add((residues, name))
+        kept[row] = True
+    del text, first_species, others
     new_row = (np.cumsum(kept) - 1).astype(np.int32)
     inserted = alignment.insertions
     inside = kept[inserted.row]
@@ -186,5 +190,5 @@ def _distinct_rows(alignment: Alignment, species: list[str]) -> _Distinct:
             count=inserted.count[inside],
         ),
         species=[species[row] for row in np.flatnonzero(kept)],
-        n_empty=n_empty,
+        n_empty=int(empty.sum()),
     )

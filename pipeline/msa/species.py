@@ -22,8 +22,7 @@ _ENTRY_NAME = re.compile(
 )
 _REPRESENTATIVE = re.compile(rb"\bRepID=[A-Z0-9]{1,11}_([A-Z0-9]{1,5})(?![A-Z0-9])")
 _NAME = re.compile(rb"\b(?:Tax|OS)=(.+?)(?=\s+[A-Za-z]+=|\s*$)")
-_DIGITS = re.compile(rb"\d+")
-_ID_TAGS: Final = ((b"TaxID=", 6), (b"OX=", 3))
+_ID_TAGS: Final = (b"TaxID=", b"OX=")
 
 
 def species_of(header: bytes) -> str:
@@ -36,10 +35,12 @@ def species_of(header: bytes) -> str:
     >>> species_of(b"SRR5579864_7281666")
     ''
     """
-    for tag, length in _ID_TAGS:
+    for tag in _ID_TAGS:
         start = header.find(tag)
-        if start >= 0 and (digits := _DIGITS.match(header, start + length)):
-            return digits[0].decode()
+        if start >= 0:
+            words = header[start + len(tag) :].split(None, 1)
+            if words and words[0].isdigit():
+                return words[0].decode()
     if header.startswith(b"UniRef") and (match := _APPENDED_ID.match(header)):
         return match[1].decode()
     if b"|" in header and (match := _ENTRY_NAME.match(header)):
@@ -52,4 +53,6 @@ def species_of(header: bytes) -> str:
 
 def species_of_rows(headers: Sequence[bytes]) -> list[str]:
     """The species of each header, '' where it names none."""
-    return [species_of(header) for header in headers]
+    # Species recur: one string object for each keeps a deep alignment's list small.
+    names: dict[str, str] = {}
+    return [names.setdefault(name, name) for name in map(species_of, headers)]
