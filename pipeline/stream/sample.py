@@ -203,11 +203,12 @@ class Stream:
             names = ("msa", "deletion", "profile", "deletion_mean")
             requests.append((self.open(group.digest), dict.fromkeys(names, (group.residues,))))
         requests += [(self.open(group.digest), {"hits": None}) for group in templates]
-        if row.pairing and msas:
+        is_paired = bool(row.pairing) and len(msas) > 1  # rows of one sequence alone pair with nothing
+        if is_paired:
             requests.append((self.open(row.pairing), {"pairing": None}))
         results = read_many(requests)
         pairing = None
-        if row.pairing and msas:
+        if is_paired:
             stored = results.pop()["pairing"]
             digests: Any = self.open(row.pairing).attributes["msas"]
             known = {digest: place for place, digest in enumerate(digests)}

@@ -44,6 +44,7 @@ def entry_row(entry="1abc", **changes):
         "assembly": "1",
         "structure": hexdigest(entry),
         "recipes": {"structure": hexdigest("recipe"), "msa": hexdigest("other")},
+        "components": ["ALA", "GLY"],
         "source": f"structures/{entry}.cif",
         "source_digest": hexdigest("source"),
         "release_date": "2001-02-03",

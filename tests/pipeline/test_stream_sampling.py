@@ -1,0 +1,219 @@
+import hashlib
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from megafold.pipeline.errors import InputError
+from megafold.pipeline.manifest import manifest_from_rows
+from megafold.pipeline.stream import SamplerState, SamplingConfig, StreamConfig
+from megafold.pipeline.stream.random_streams import RandomStreams, random_rotations
+from megafold.pipeline.stream.sampling import TargetSampler, target_weights
+from tests.pipeline.test_manifest import attributes, chain_row, entry_row
+
+
+def chain(kind="protein", sequence="AAAA", cluster="", n_resolved=4):
+    digest = hashlib.sha256(sequence.encode()).hexdigest() if sequence else ""
+    return chain_row(mol_type=kind, sequence_digest=digest, cluster=cluster, n_resolved=n_resolved)
+
+
+def entry(name, chains, pairs=(), **changes):
+    interfaces = [{"chain_i": i, "chain_j": j, "cluster": c} for i, j, c in pairs]
+    return entry_row(name, chains=chains, interfaces=interfaces, **changes)
+
+
+def manifest(*rows):
+    return manifest_from_rows(rows, attributes())
+
+
+def weights(data, rows=None):
+    rows = np.arange(data.table.num_rows) if rows is None else np.array(rows)
+    targets = target_weights(data.table, rows)
+    keys = zip(targets.row, targets.chain_i, targets.chain_j, strict=True)
+    return {
+        tuple(map(int, key)): Fraction(float(w)).limit_denominator(1000)
+        for key, w in zip(keys, targets.weight, strict=True)
+    }
+
+
+HALF = Fraction(1, 2)
+
+
+def test_weights_by_hand():
+    data = manifest(
+        entry("1aaa", [chain(), chain(), chain("ligand", "")], [(0, 1, ""), (1, 2, "")]),
+        entry("2bbb", [chain(), chain("rna", "UUUU")], [(0, 1, "")]),
+        entry("3ccc", [chain("dna", "GGGG", n_resolved=0), chain("ligand", "")], [(0, 1, "")]),
+    )
+    assert weights(data) == {
+        # three chains of one sequence; a ligand without a sequence is a cluster of its own
+        (0, 0, -1): HALF * 3 / 3,
+        (0, 1, -1): HALF * 3 / 3,
+        (0, 2, -1): HALF * 1 / 1,
+        (1, 0, -1): HALF * 3 / 3,
+        (1, 1, -1): HALF * 3 / 1,
+        # the DNA chain of 3ccc is unresolved: neither it nor its interface can be drawn
+        (2, 1, -1): HALF * 1 / 1,
+        (0, 0, 1): Fraction(6),
+        (0, 1, 2): Fraction(4),
+        (1, 0, 1): Fraction(6),
+    }
+
+
+def test_given_clusters_are_used_and_kept_apart_from_sequences():
+    data = manifest(
+        entry("1aaa", [chain(cluster="c1"), chain(sequence="GGGG", cluster="c1")], [(0, 1, "")]),
+        entry("2bbb", [chain(sequence="KKKK", cluster="c1"), chain(sequence="AAAA")], [(0, 1, "x")]),
+        entry("3ccc", [chain(sequence="VVVV", cluster="c1"), chain(sequence="LLLL")], [(0, 1, "x")]),
+    )
+    found = weights(data)
+    assert found[0, 0, -1] == found[0, 1, -1] == found[1, 0, -1] == HALF * 3 / 4
+    assert found[1, 1, -1] == HALF * 3  # same sequence as a clustered chain, but in no cluster itself
+    assert found[0, 0, 1] == 6
+    assert found[1, 0, 1] == found[2, 0, 1] == 3
+
+
+def test_interfaces_without_a_cluster_use_their_chains_clusters_in_either_order():
+    a, b = chain(sequence="AAAA"), chain(sequence="GGGG")
+    data = manifest(entry("1aaa", [a, b], [(0, 1, "")]), entry("2bbb", [b, a], [(0, 1, "")]))
+    assert weights(data)[0, 0, 1] == weights(data)[1, 0, 1] == 3
+
+
+def test_cluster_sizes_count_selected_rows_alone():
+    data = manifest(entry("1aaa", [chain()]), entry("2bbb", [chain()]), entry("3ccc", [chain()]))
+    assert weights(data, [0, 2]) == {(0, 0, -1): HALF * 3 / 2, (2, 0, -1): HALF * 3 / 2}
+
+
+def test_draws_follow_the_weights():
+    data = manifest(
+        entry("1aaa", [chain(), chain("ligand", "")], [(0, 1, "")]), entry("2bbb", [chain("rna", "UU")])
+    )
+    sampler = TargetSampler(data, SamplingConfig())
+    n_draw = 4000
+    drawn = (sampler.draw(0, index) for index in range(n_draw))
+    counts = Counter((draw.row, *draw.interest) for draw in drawn)
+    expected = {(0, 0): 1.5, (0, 1): 0.5, (0, 0, 1): 4.0, (1, 0): 1.5}
+    assert set(counts) == set(expected)
+    for key, weight in expected.items():
+        share = weight / 7.5
+        assert abs(counts[key] / n_draw - share) < 5 * np.sqrt(share * (1 - share) / n_draw)
+
+
+def test_a_draw_depends_on_seed_epoch_and_index_alone():
+    rows = [entry(f"{i}aaa", [chain(sequence="A" * (i + 2))]) for i in range(8)]
+    for mode in ("af3", "uniform"):
+        config = SamplingConfig(weights=mode, epoch_size=20)
+        straight = [TargetSampler(manifest(*rows), config).draw(1, i, 5) for i in range(20)]
+        sampler = TargetSampler(manifest(*reversed(rows)), config)
+        shuffled = {i: sampler.draw(1, i, 5) for i in reversed(range(20))}
+        assert straight == [shuffled[i] for i in range(20)]
+        assert straight != [sampler.draw(2, i, 5) for i in range(20)]
+        assert straight != [sampler.draw(1, i, 6) for i in range(20)]
+
+
+def test_uniform_goes_through_all_entries_before_any_comes_again():
+    data = manifest(*(entry(f"{i}aaa", [chain()]) for i in range(9)))
+    sampler = TargetSampler(data, SamplingConfig(weights="uniform"))
+    assert sampler.epoch_size == 9
+    for start in (0, 9):
+        draws = [sampler.draw(0, start + i) for i in range(9)]
+        assert {draw.row for draw in draws} == set(range(9))
+        assert {draw.interest for draw in draws} == {()}
+
+
+def test_filters_count_what_they_leave_out():
+    data = manifest(
+        entry("1aaa", [chain()], release_date="2001-01-01"),
+        entry("2bbb", [chain()], release_date="2022-01-01"),
+        entry("3ccc", [chain()], resolution=9.5),
+        entry("4ddd", [chain()], resolution=None, release_date=None),
+        entry("5eee", [chain()], n_token=9000),
+        entry("6fff", [chain()], method="SOLUTION NMR"),
+        entry("7ggg", [chain()], release_date="1975-01-01"),
+    )
+    config = SamplingConfig(
+        released_from="1976-01-01",
+        released_before="2021-10-01",
+        max_resolution=9,
+        max_tokens=5000,
+        methods=("X-RAY DIFFRACTION",),
+    )
+    sampler = TargetSampler(data, config)
+    assert list(sampler.rows) == [0, 3]
+    assert sampler.filtered == {
+        "released-too-late": 1,
+        "released-too-early": 1,
+        "resolution": 1,
+        "too-many-tokens": 1,
+        "method": 1,
+    }
+
+
+def test_one_entry_alone_can_be_asked_for():
+    data = manifest(*(entry(f"{i}aaa", [chain()]) for i in range(4)))
+    sampler = TargetSampler(data, SamplingConfig(entries=("2aaa",), epoch_size=5))
+    assert {sampler.draw(0, i).row for i in range(5)} == {2}
+    with pytest.raises(InputError, match="9zzz"):
+        TargetSampler(data, SamplingConfig(entries=("9zzz",)))
+    with pytest.raises(InputError, match="no entry"):
+        TargetSampler(data, SamplingConfig(max_tokens=1))
+
+
+def test_ranks_share_out_the_same_order():
+    size = 103
+    whole = list(SamplerState(0, 4, 0).indices(size))
+    assert whole == [(4, i) for i in range(size)]
+    for world in (2, 3, 8):
+        shares = [list(SamplerState(0, 4, 0).indices(size, rank, world)) for rank in range(world)]
+        assert len({len(share) for share in shares}) == 1
+        assert sorted(item for share in shares for item in share) == whole[: size - size % world]
+        assert [index for _, index in shares[1]][:2] == [1, 1 + world]
+
+
+def test_resuming_on_another_number_of_ranks_goes_on_with_the_same_samples():
+    size, state = 40, SamplerState(7, 2, 0)
+    before = [item for rank in range(4) for item in list(state.indices(size, rank, 4))[:3]]
+    state = state.advanced(len(before))
+    after = [item for rank in range(2) for item in state.indices(size, rank, 2)]
+    assert sorted(before + after) == [(2, index) for index in range(size)]
+    assert state.next_epoch() == SamplerState(7, 3, 0)
+
+
+def test_purposes_seeds_epochs_and_indices_have_streams_of_their_own():
+    keys = [
+        (0, 0, 0, "a"),
+        (0, 0, 0, "b"),
+        (1, 0, 0, "a"),
+        (0, 1, 0, "a"),
+        (0, 0, 1, "a"),
+        (2**63, 0, 0, "a"),
+    ]
+    draws = {key: tuple(RandomStreams(*key[:3])(key[3]).random(4)) for key in keys}
+    assert len({number for draw in draws.values() for number in draw}) == 4 * len(keys)
+    streams = RandomStreams(0, 0, 0)
+    streams("b").random(100)
+    assert tuple(streams("a").random(4)) == draws[0, 0, 0, "a"]
+
+
+def test_rotations_are_uniform_and_proper():
+    rotations = random_rotations(np.random.default_rng(0), 20000).astype(np.float64)
+    identity = np.einsum("rij,rkj->rik", rotations, rotations)
+    assert abs(identity - np.eye(3)).max() < 1e-6
+    assert np.linalg.det(rotations).min() > 0.999
+    # Haar measure: entries have mean 0 and variance 1/3; the trace has mean 0, its square mean 1.
+    assert abs(rotations.mean(axis=0)).max() < 5 * np.sqrt(1 / 3 / 20000)
+    assert abs((rotations**2).mean(axis=0) - 1 / 3).max() < 0.02
+    trace = np.trace(rotations, axis1=1, axis2=2)
+    assert abs((trace**2).mean() - 1) < 0.05
+
+
+def test_settings_are_read_from_mappings():
+    config = StreamConfig.from_mapping(
+        {"seed": 3, "crop": {"tokens": 128}, "sampling": {"entries": ["1abc"], "weights": "uniform"}}
+    )
+    assert (config.seed, config.crop.tokens, config.sampling.entries) == (3, 128, ("1abc",))
+    with pytest.raises(InputError, match=r"unknown token in stream\.crop; known: atoms"):
+        StreamConfig.from_mapping({"crop": {"token": 1}})
+    with pytest.raises(InputError, match="not an ISO date"):
+        SamplingConfig(released_before="30.9.2021")
