@@ -1,4 +1,4 @@
-"""The manifest's rows: one entry and assembly each, with all that the stream needs to choose and find samples.
+"""The manifest's rows: one entry and assembly each, with all the stream needs to choose and find samples.
 
 A manifest is a snapshot of a data set (``megafold.cache_store.Manifest``: a table and a few attributes).
 The cache store knows it as rows; this module says what the rows hold.
