@@ -1,0 +1,178 @@
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from megafold.cache_store import Digest, LocalStore, NotACache, ReadOnlyCache, Store, audit
+from tests.cache_store.store_conformance import StoreConformance, small_content, small_manifest
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.create(tmp_path / "cache")
+
+
+class TestLocalStore(StoreConformance):
+    def path_of_manifest(self, store: Store, digest: Digest) -> Path:
+        assert isinstance(store, LocalStore)
+        path = store.manifest_path(digest)
+        path.chmod(0o644)
+        return path
+
+    def path_of_ledger(self, store: Store, digest: Digest) -> Path:
+        assert isinstance(store, LocalStore)
+        return store.ledger_path(digest)
+
+
+def test_the_layout(store: LocalStore):
+    digest = store.put(small_content())
+    manifest = store.put_manifest(small_manifest(digest))
+    ledger = store.put_ledger([])
+    store.move_ref("main", None, manifest)
+    with store.journal("b1") as journal:
+        journal.append({})
+    files = {str(path.relative_to(store.path)) for path in store.path.rglob("*") if path.is_file()}
+    assert files - {"locks/refs"} == {
+        "megafold-cache.json",
+        f"objects/{digest.hex[:2]}/{digest}.zarr.zip",
+        f"manifests/{manifest}.parquet",
+        f"failures/{ledger}.parquet",
+        "refs/main",
+        "journal/b1.jsonl",
+    }
+    assert json.loads((store.path / "megafold-cache.json").read_text()) == {"format": 1, "digest": "sha256"}
+    assert (store.path / "refs" / "main").read_text() == f"{manifest}\n"
+    for path in (store.object_path(digest), store.manifest_path(manifest), store.ledger_path(ledger)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o444
+
+
+def test_create_and_open(tmp_path: Path):
+    path = tmp_path / "new" / "cache"
+    with pytest.raises(NotACache, match="new/cache is not a cache"):
+        LocalStore.open(path)
+    digest = LocalStore.create(path).put(small_content())
+    for store in (LocalStore.create(path), LocalStore.open(path), LocalStore.open(str(path))):
+        assert store.path == path
+        assert list(store.digests()) == [digest]
+    with pytest.raises(FileExistsError, match="a cache already"):
+        LocalStore.create(path, exist_ok=False)
+    assert LocalStore.create(tmp_path / "empty").path.is_dir()
+
+
+def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    LocalStore.create("cache")
+    store = LocalStore.open("cache")
+    monkeypatch.chdir("/")
+    store.check(store.put(small_content()))
+    assert store.path == tmp_path / "cache"
+
+
+def test_folders_that_are_no_cache(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for open_or_create in (LocalStore.open, LocalStore.create):
+        with pytest.raises(NotACache, match=str(tmp_path)):
+            open_or_create(tmp_path)
+    with pytest.raises(NotACache, match=r"notes\.txt"):
+        LocalStore.create(tmp_path)
+    with pytest.raises(NotACache, match="not a folder"):
+        LocalStore.create(tmp_path / "notes.txt")
+    with pytest.raises(NotACache):
+        LocalStore.open(tmp_path / "notes.txt")
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"format": 2, "digest": "sha256"}', "format 2 .* reads format 1"),
+        ('{"format": 1, "digest": "blake3"}', "blake3"),
+        ("{", "damaged"),
+        ("[]", "damaged"),
+        ('{"format": 1}', "damaged"),
+    ],
+)
+def test_caches_of_another_format(tmp_path: Path, text: str, message: str):
+    (tmp_path / "megafold-cache.json").write_text(text)
+    for open_or_create in (LocalStore.open, LocalStore.create):
+        with pytest.raises(NotACache, match=message):
+            open_or_create(tmp_path)
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
+def test_a_read_only_cache_reads_and_says_why_it_does_not_write(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, error: int
+):
+    digest = store.put(small_content())
+    manifest = store.put_manifest(small_manifest())
+    store.move_ref("main", None, manifest)
+    real_open = os.open
+
+    def refuse(path, flags, *rest, **named):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(error, os.strerror(error), path)
+        return real_open(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    reopened = LocalStore.open(store.path)
+    reopened.check(digest)
+    assert not audit(reopened, [digest])
+    for write in (
+        lambda: reopened.put(small_content(1)),
+        lambda: reopened.put_manifest(small_manifest(digest)),
+        lambda: reopened.put_ledger([]),
+        lambda: reopened.move_ref("main", manifest, manifest),
+        lambda: reopened.journal("b").append({}),
+        lambda: reopened.build_lock().acquire(),
+    ):
+        with pytest.raises(ReadOnlyCache, match=r"cannot write .*read-only"):
+            write()
+    assert reopened.put(small_content()) == digest, "what is there need not be written"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
+def test_a_folder_without_write_permission(store: LocalStore):
+    store.path.chmod(0o555)
+    try:
+        with pytest.raises(ReadOnlyCache):
+            store.put(small_content())
+    finally:
+        store.path.chmod(0o755)
+
+
+def test_a_full_disk_leaves_nothing_behind(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    def fail(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="No space"):
+            store.put(small_content())
+    assert not list(store.digests())
+    assert not list(store.temporary_files())
+
+
+def test_leftovers_are_swept_when_old_and_nobody_builds(store: LocalStore):
+    digest = store.put(small_content())
+    folder = store.object_path(digest).parent
+    leftover, stranger = folder / ".tmp-1-ab", folder / "notes.txt"
+    leftover.write_bytes(b"half an obj")
+    stranger.write_text("mine")
+    misplaced = folder / f"{'0' * 64}.zarr.zip"
+    misplaced.write_bytes(b"")
+    assert list(store.digests()) == [digest]
+    assert list(store.temporary_files()) == [leftover]
+    assert list(store.foreign_files()) == [misplaced, stranger]
+    assert {(finding.kind, finding.path) for finding in audit(store, [digest])} == {
+        ("temporary-file", leftover),
+        ("foreign-file", misplaced),
+        ("foreign-file", stranger),
+    }
+    assert store.sweep() == []
+    with store.build_lock() as lock:
+        assert store.sweep(older_than_s=0, lock=lock) == [leftover]
+    assert not list(store.temporary_files())
+    assert stranger.exists()
