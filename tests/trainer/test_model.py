@@ -9,6 +9,7 @@ from megafold.trainer import ops
 from megafold.trainer.errors import ConfigError
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.model.outputs import TrunkOutputs
+from megafold.trainer.model.pairformer import PairformerBlock
 from megafold.trainer.presets.model import AF3, TINY
 from tests.trainer.batches import pad_batch, random_batch
 from tests.trainer.networks import MINI, as_dtype, mini_model
@@ -20,6 +21,12 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def fields(outputs: TrunkOutputs) -> dict[str, torch.Tensor]:
     return {field.name: getattr(outputs, field.name) for field in dataclasses.fields(outputs)}
+
+
+def first_block(model: AlphaFold3) -> PairformerBlock:
+    block = model.trunk.pairformer.blocks[0]
+    assert isinstance(block, PairformerBlock)
+    return block
 
 
 def test_shapes():
@@ -157,7 +164,7 @@ def test_gradient_reaches_every_parameter():
 def test_gradients_flow_through_the_last_cycle_alone():
     model = mini_model()
     batch = as_dtype(random_batch(0))
-    parameter = model.trunk.pairformer.blocks[0].pair.attention_starting.linear_out.weight
+    parameter = first_block(model).pair.attention_starting.linear_out.weight
     calls = []
     model.trunk.pairformer.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     model.run_trunk(batch, n_cycles=3).z_trunk.sum().backward()
@@ -179,7 +186,7 @@ def test_a_fresh_network_starts_as_the_supplement_says():
     # Residual branches of the trunk start at zero: a second cycle changes nothing.
     first, second = (model.run_trunk(batch, n_cycles=n) for n in (1, 2))
     torch.testing.assert_close(first.z_trunk, second.z_trunk)
-    block = model.trunk.pairformer.blocks[0]
+    block = first_block(model)
     z, mask = torch.randn(1, 5, 5, MINI.c_z), torch.ones(1, 5, 5, dtype=torch.bool)
     assert torch.equal(block.pair(z, mask), z)
 
@@ -278,7 +285,7 @@ def test_model_runs_its_back_end_and_falls_back(monkeypatch):
 
 @pytest.mark.slow
 def test_compile_back_end_equals_eager():
-    block = mini_model().trunk.pairformer.blocks[0].pair
+    block = first_block(mini_model()).pair
     z = torch.randn(1, 6, 6, MINI.c_z, dtype=torch.float64, generator=generator())
     mask = torch.ones(1, 6, 6, dtype=torch.bool)
     mask[:, 4] = mask[:, :, 4] = False

@@ -1,5 +1,7 @@
 """Trunk blocks against formulas written out from the supplement, in float64."""
 
+from typing import TypeVar
+
 import numpy as np
 import pytest
 import torch
@@ -13,8 +15,10 @@ from megafold.trainer.model.windows import AtomWindows
 from tests.trainer.batches import random_batch
 from tests.trainer.networks import MINI, as_dtype, fill_parameters
 
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-def filled(module: nn.Module) -> nn.Module:
+
+def filled(module: ModuleT) -> ModuleT:
     fill_parameters(module)
     return module.double().eval()
 
@@ -78,6 +82,7 @@ def test_windowed_attention_is_masked_dense_attention(n_atom):
             weights = torch.softmax(logits + bias[atom, seen].T, dim=-1)
             o[:, :, atom] = torch.einsum("bshk,bskhd->bshd", weights, v[:, :, seen])
     expected = layer.linear_out(torch.sigmoid(layer.linear_gate(normed)) * o.flatten(-2))
+    assert layer.gate is not None
     torch.testing.assert_close(out, layer.gate(expected, s), rtol=1e-10, atol=1e-10)
 
 
@@ -159,5 +164,7 @@ def test_recomputed_block_gives_the_same_gradients_and_back_end():
         x = rand(4).requires_grad_()
         run_block(block, x, recompute=recompute).backward()
         grads.append(x.grad)
-    assert torch.equal(*grads)
+    assert grads[0] is not None
+    assert grads[1] is not None
+    assert torch.equal(grads[0], grads[1])
     assert seen == ["eager"] * 3

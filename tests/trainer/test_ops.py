@@ -75,7 +75,11 @@ def test_evoattention_rows_may_share_a_mask(attention_inputs):
 
 def test_evoattention_gradients(attention_inputs):
     tensors = [attention_inputs[name].requires_grad_() for name in ("q", "k", "v", "bias")]
-    assert torch.autograd.gradcheck(lambda *x: ops.evoattention(*x, attention_inputs["mask"]), tensors)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return ops.evoattention(q, k, v, bias, attention_inputs["mask"])
+
+    assert torch.autograd.gradcheck(run, tensors)
 
 
 @pytest.mark.parametrize("outgoing", [True, False])
