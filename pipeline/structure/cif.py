@@ -1,0 +1,151 @@
+"""The columns of an mmCIF file, text or binary, by tag. gemmi's objects stay in this module."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import gemmi
+import numpy as np
+from numpy.typing import NDArray
+
+from megafold.pipeline.chemistry.binary_cif import read_blocks
+from megafold.pipeline.chemistry.binary_cif import Block as BinaryBlock
+from megafold.pipeline.errors import ComponentError, StructureError
+
+#: What an integer column holds where the file has no value.
+MISSING: Final = np.iinfo(np.int32).min
+
+
+class Block:
+    """One data block: columns by tag (``_atom_site.id``). A value that is missing (``.``, ``?``) is ''.
+
+    ``fetch`` gives a column's values as they are in the file, or None; ``clean`` makes one of them plain
+    text. Columns of a million atoms hold few distinct texts, so only those are cleaned.
+    """
+
+    def __init__(self, fetch: Callable[[str], list[str] | None], clean: Callable[[str], str]) -> None:
+        self._fetch = fetch
+        self._clean = clean
+        self._coded: dict[str, tuple[NDArray[np.int32], list[str]]] = {}
+
+    def text(self, tag: str) -> list[str]:
+        """The column as text, [] where the block has none."""
+        return [self._clean(value) for value in self._fetch(tag) or ()]
+
+    def first(self, *tags: str) -> str:
+        """The first value that is there among these columns, '' for none."""
+        for tag in tags:
+            for value in self.text(tag):
+                if value:
+                    return value
+        return ""
+
+    def records(self, category: str, *items: str) -> list[tuple[str, ...]]:
+        """The rows of a category (``_struct_conn``), each with the given items; a missing item is ''."""
+        columns = [self.text(f"{category}.{item}") for item in items]
+        count = max((len(column) for column in columns), default=0)
+        filled = [column if column else [""] * count for column in columns]
+        return list(zip(*filled, strict=True))
+
+    def codes(self, tag: str) -> tuple[NDArray[np.int32], list[str]] | None:
+        """The column as indices into its distinct texts, which come in the order they first occur."""
+        if tag in self._coded:
+            return self._coded[tag]
+        values = self._fetch(tag)
+        if values is None:
+            return None
+        raw: dict[str, int] = {}
+        indices = np.fromiter((raw.setdefault(value, len(raw)) for value in values), np.int32, len(values))
+        texts: dict[str, int] = {}
+        merged = np.array(
+            [texts.setdefault(self._clean(value), len(texts)) for value in raw], np.int32
+        ).reshape(-1)
+        self._coded[tag] = merged[indices], list(texts)
+        return self._coded[tag]
+
+    def numbers(self, tag: str) -> NDArray[np.float64] | None:
+        """The column as float64, NaN where missing.
+
+        Raises:
+            ValueError: a value that is no number.
+        """
+        values = self._fetch(tag)
+        if values is None:
+            return None
+        try:
+            return np.array(values, np.float64).reshape(-1)
+        except ValueError:
+            # Missing values, or standard uncertainties in parentheses.
+            texts = (self._clean(value).partition("(")[0] for value in values)
+            return np.array([float(text) if text else np.nan for text in texts], np.float64).reshape(-1)
+
+    def integers(self, tag: str) -> NDArray[np.int32] | None:
+        """The column as int32, :data:`MISSING` where missing.
+
+        Raises:
+            ValueError: a value that is no integer.
+        """
+        coded = self.codes(tag)
+        if coded is None:
+            return None
+        indices, texts = coded
+        return np.array([int(text) if text else MISSING for text in texts], np.int32).reshape(-1)[indices]
+
+
+def read_cif(path: Path) -> list[Block]:
+    """The data blocks of a structure file: ``.cif``, ``.mmcif`` or ``.bcif``, plain or gzip.
+
+    Raises:
+        StructureError: the file is missing (``unreadable-file``) or not valid (``invalid-cif``).
+    """
+    try:
+        if ".bcif" in path.suffixes:
+            return [_binary_block(block) for block in read_blocks(path)]
+        return [_text_block(block) for block in gemmi.cif.read(str(path))]
+    except OSError as error:
+        raise StructureError(f"{path} cannot be read: {error}", reason="unreadable-file") from error
+    except (ValueError, RuntimeError, ComponentError) as error:
+        raise StructureError(
+            f"{path} is no valid mmCIF file: {error}; repair it or take it out of the corpus",
+            reason="invalid-cif",
+        ) from error
+
+
+def _text_block(block: "gemmi.cif.Block") -> Block:
+    def fetch(tag: str) -> list[str] | None:
+        column = block.find_values(tag)
+        return list(column) if len(column) else None
+
+    return Block(fetch, gemmi.cif.as_string)
+
+
+def _binary_block(block: BinaryBlock) -> Block:
+    categories = block.categories
+
+    def fetch(tag: str) -> list[str] | None:
+        category, _, item = tag.lstrip("_").partition(".")
+        found = categories[category] if category in categories else None
+        column = found.column(item) if found else None
+        return column.text(slice(None)) if column is not None and found is not None and found.row_count else None
+
+    return Block(fetch, str.strip)
+
+
+class DefinitionRows:
+    """Rows of a ``chem_comp`` category that belong to one component, as the chemistry package reads them."""
+
+    def __init__(self, columns: dict[str, list[str]], rows: Sequence[int]) -> None:
+        self._columns = columns
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def text(self, column: str) -> list[str]:
+        """The column as text, '' where missing or where there is no such column."""
+        values = self._columns.get(column)
+        return [values[row] for row in self._rows] if values else [""] * len(self._rows)
+
+    def numbers(self, column: str) -> NDArray[np.float64]:
+        """The column as float64, NaN where missing or where there is no such column."""
+        return np.array([float(text) if text else np.nan for text in self.text(column)], np.float64)

@@ -1,0 +1,115 @@
+"""Which definition a component code of a file stands for."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from megafold.pipeline.chemistry import Component, ComponentDictionary
+from megafold.pipeline.errors import StructureError
+from megafold.pipeline.schema import RESTYPES
+from megafold.pipeline.structure.entry import ParsedEntry, Report
+
+#: Codes that stand for atoms nobody could identify.
+UNKNOWN_LIGANDS: Final = frozenset({"UNX", "UNL"})
+
+#: A dictionary's definition that knows fewer than this share of the heavy atoms in the file is a namesake.
+_LEAST_KNOWN: Final = 0.5
+
+#: Bonds to these elements are drawn in one dictionary and not in another.
+_NON_METALS: Final = frozenset({1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 52, 53})
+
+
+class ComponentResolver:
+    """Components by code: the dictionary's, or the file's own where it has another or the dictionary none.
+
+    The input's own atoms win over a namesake in the dictionary. Standard residues are always the dictionary's.
+    """
+
+    def __init__(
+        self, parsed: ParsedEntry, dictionary: ComponentDictionary, entry: str, report: Report
+    ) -> None:
+        self._parsed = parsed
+        self._dictionary = dictionary
+        self._entry = entry
+        self._report = report
+        self._observed = _observed_atoms(parsed)
+        self._known: dict[str, Component] = {}
+
+    def get(self, code: str) -> Component:
+        """The component that ``code`` stands for in this file.
+
+        Raises:
+            StructureError: nobody defines it (``unknown-component``).
+        """
+        if code not in self._known:
+            self._known[code] = self._resolve(code)
+        return self._known[code]
+
+    def own(self, codes: Iterable[str]) -> tuple[Component, ...]:
+        """Those of these components that the file brought along, by key."""
+        found = {component.key: component for code in codes if (component := self.get(code)).is_own}
+        return tuple(found[key] for key in sorted(found))
+
+    def _resolve(self, code: str) -> Component:
+        known = self._dictionary.get(code)
+        own = self._parsed.definitions.get(code)
+        observed = self._observed.get(code, {})
+        if known is not None and known.heavy.any():
+            if code in RESTYPES or not observed:
+                return known
+            if own is not None and _differ(own, known, observed):
+                self._report.warn(
+                    f"component {code}: the file's own definition is used, the dictionary's namesake is another"
+                )
+                return own.as_own()
+            share = sum(name in known.atom_index for name in observed) / len(observed)
+            if share >= _LEAST_KNOWN:
+                return known
+            if code not in UNKNOWN_LIGANDS:
+                raise self._unknown(code, "the dictionary's component of that name has other atoms")
+        if own is not None and own.heavy.any():
+            return own.as_own()
+        if code in UNKNOWN_LIGANDS or len(observed) == 1:
+            component = Component.from_atoms(code, list(observed), list(observed.values()))
+            return replace(component, type="NON-POLYMER").as_own()
+        raise self._unknown(code, "it is in no dictionary")
+
+    def _unknown(self, code: str, why: str) -> StructureError:
+        sites = self._parsed.sites
+        rows = np.flatnonzero(sites.comp == sites.comp_names.index(code)) if code in sites.comp_names else []
+        where = f", chain {sites.asym_names[int(sites.asym[rows[0]])]}" if len(rows) else ""
+        return StructureError(
+            f"entry {self._entry}{where}: component {code} is unknown ({why}) and the file has no bonds for it; "
+            "add its definition with --ccd-extra, or _chem_comp_atom and _chem_comp_bond rows to the file",
+            reason="unknown-component",
+        )
+
+
+def _observed_atoms(parsed: ParsedEntry) -> dict[str, dict[str, int]]:
+    """Heavy atoms that the file has of each component: atomic number by name, in the file's order."""
+    sites = parsed.sites
+    pairs = sites.comp.astype(np.int64) * max(1, len(sites.atom_names)) + sites.atom
+    _, first = np.unique(pairs, return_index=True)
+    observed: dict[str, dict[str, int]] = {}
+    for row in np.sort(first).tolist():
+        code = sites.comp_names[int(sites.comp[row])]
+        observed.setdefault(code, {})[sites.atom_names[int(sites.atom[row])]] = int(sites.element[row])
+    return observed
+
+
+def _differ(own: Component, known: Component, observed: Mapping[str, int]) -> bool:
+    """Whether the file's definition is another one than the dictionary's, as far as the file's atoms tell."""
+    for name, element in observed.items():
+        index = known.atom_index.get(name)
+        is_known = index is not None and element in (0, known.elements[index])
+        if not is_known and name in own.atom_index:
+            return True
+    names = {name for name, element in observed.items() if element in _NON_METALS and name in own.atom_index}
+    return _named_bonds(own, names) != _named_bonds(known, names)
+
+
+def _named_bonds(component: Component, names: set[str]) -> set[frozenset[str]]:
+    bonds = (frozenset(component.atom_names[index] for index in pair) for pair in component.bonds.tolist())
+    return {bond for bond in bonds if bond <= names}

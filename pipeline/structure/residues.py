@@ -1,0 +1,126 @@
+"""Residues of the file: which atoms belong to each, and which alternate of them is taken."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megafold.pipeline.structure.altloc import choose_letters, mean_occupancies
+from megafold.pipeline.structure.cif import MISSING
+from megafold.pipeline.structure.entry import AtomSites, Report
+
+
+@dataclass(kw_only=True)
+class SiteResidue:
+    """Atoms of one residue: rows of the :class:`AtomSites`, and what identifies it.
+
+    ``label_seq`` and ``auth_seq`` may be :data:`.cif.MISSING`.
+    """
+
+    asym: str
+    label_seq: int
+    auth_seq: int
+    ins_code: int
+    is_hetatm: bool
+    code: str
+    rows: NDArray[np.int64]
+
+
+def group_residues(sites: AtomSites) -> dict[str, list[SiteResidue]]:
+    """Residues by chain, in the order of their first atoms.
+
+    A residue is what shares chain, numbers and insertion code; without a ``label_seq_id`` (ligands) the component
+    has to be the same too, unless the two are alternates of each other.
+    """
+    if not len(sites):
+        return {}
+    keys = np.stack([sites.asym, sites.label_seq, sites.auth_seq, sites.ins_code, sites.comp], axis=1)
+    starts = np.concatenate([[0], np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1])
+    ends = np.append(starts[1:], len(sites))
+    has_alt = np.logical_or.reduceat(sites.alt > 0, starts)
+    pieces: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for start, end, alternate, key in zip(
+        starts.tolist(), ends.tolist(), has_alt.tolist(), keys[starts].tolist(), strict=True
+    ):
+        is_shared = alternate or key[1] != MISSING
+        pieces.setdefault(tuple(key[:4]) if is_shared else tuple(key), []).append((start, end))
+    by_asym: dict[str, list[SiteResidue]] = defaultdict(list)
+    for key, spans in pieces.items():
+        rows = np.concatenate([np.arange(start, end) for start, end in spans])
+        asym = sites.asym_names[key[0]]
+        by_asym[asym].append(
+            SiteResidue(
+                asym=asym,
+                label_seq=key[1],
+                auth_seq=key[2],
+                ins_code=key[3],
+                is_hetatm=bool(sites.is_hetatm[rows[0]]),
+                code=sites.comp_names[int(sites.comp[rows[0]])],
+                rows=rows,
+            )
+        )
+    return by_asym
+
+
+def choose_conformers(
+    sites: AtomSites, residues: list[SiteResidue], is_linear: bool, report: Report
+) -> NDArray[np.int32]:
+    """Keep one alternate of each residue and one component where there are several: changes ``residues``.
+
+    ``is_linear``: neighbours in the list are bonded (a polymer, a glycan); else every residue is alone. Returns
+    the letter taken of each residue, 0 for none.
+    """
+    alternates: list[dict[int, int]] = []
+    for residue in residues:
+        alt = sites.alt[residue.rows]
+        alternates.append(mean_occupancies(alt, sites.occupancy[residue.rows]) if alt.any() else {})
+    follows = [
+        is_linear and index > 0 and _are_neighbours(residues[index - 1], residue)
+        for index, residue in enumerate(residues)
+    ]
+    letters = choose_letters(alternates, follows)
+    for residue, letter in zip(residues, letters, strict=True):
+        alt = sites.alt[residue.rows]
+        kept = residue.rows[(alt == 0) | (alt == letter)]
+        report.remove("alternate_locations", len(residue.rows) - len(kept))
+        kept = _one_component(sites, residue, kept, letter, report)
+        residue.rows = _one_of_each(sites, kept, report)
+        residue.code = sites.comp_names[int(sites.comp[residue.rows[0]])]
+    return np.array(letters, np.int32)
+
+
+def _are_neighbours(first: SiteResidue, second: SiteResidue) -> bool:
+    if MISSING in (first.label_seq, second.label_seq):
+        return True
+    return second.label_seq - first.label_seq == 1
+
+
+def _one_component(
+    sites: AtomSites, residue: SiteResidue, rows: NDArray[np.int64], letter: int, report: Report
+) -> NDArray[np.int64]:
+    """Microheterogeneity: the component of the letter taken, else that of the highest mean occupancy."""
+    comp = sites.comp[rows]
+    if (comp == comp[0]).all():
+        return rows
+    lettered = comp[sites.alt[rows] == letter] if letter else comp
+    # dict.fromkeys: the file's order, so that the first of equals wins.
+    candidates = list(dict.fromkeys(lettered.tolist()))
+    taken = max(candidates, key=lambda code: round(float(sites.occupancy[rows][comp == code].mean()), 3))
+    names = "/".join(sites.comp_names[code] for code in dict.fromkeys(sites.comp[residue.rows].tolist()))
+    report.warn(
+        f"chain {residue.asym}, residue {residue.auth_seq}: {names} share a position; "
+        f"{sites.comp_names[taken]} is used"
+    )
+    report.remove("alternate_locations", int((comp != taken).sum()))
+    return rows[comp == taken]
+
+
+def _one_of_each(sites: AtomSites, rows: NDArray[np.int64], report: Report) -> NDArray[np.int64]:
+    """An atom that is there twice counts once: the first."""
+    atoms = sites.atom[rows]
+    if len(set(atoms.tolist())) == len(atoms):
+        return rows
+    _, first = np.unique(atoms, return_index=True)
+    report.remove("repeated_atoms", len(rows) - len(first))
+    return rows[np.sort(first)]
