@@ -20,10 +20,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from megafold.pipeline.chemistry.library import ComponentLibrary
 from megafold.pipeline.schema import MolType
 from megafold.pipeline.stream.crop_view import CropView
 from megafold.pipeline.stream.entry import ranges
-from megafold.pipeline.stream.reference import ReferenceTables, name_code
+from megafold.pipeline.stream.reference import name_code, name_codes
 
 #: Å; longer bonds between residues are not features (AF3 SI table 5).
 MAX_BOND_LENGTH: Final = 2.4
@@ -39,7 +40,7 @@ Pairs = NDArray[np.int64]
 
 def token_bonds(
     view: CropView,
-    tables: ReferenceTables,
+    library: ComponentLibrary,
     library_atom: NDArray[np.int64],
     coords: NDArray[np.float32],
 ) -> NDArray[np.bool_]:
@@ -47,7 +48,7 @@ def token_bonds(
 
     Args:
         view: the crop.
-        tables: the component library.
+        library: the component library.
         library_atom: [N_atom] index of each atom in the library's atoms.
         coords: [N_atom, 3] in Å, NaN where unresolved.
     """
@@ -56,35 +57,35 @@ def token_bonds(
     atomised = view.atomised
     if not atomised.any():
         return bonds
-    between = np.concatenate([_structure_bonds(view), _backbone_bonds(view, tables, library_atom)], axis=1)
+    between = np.concatenate([_structure_bonds(view), _backbone_bonds(view, library, library_atom)], axis=1)
     length = np.linalg.norm(coords[between[0]] - coords[between[1]], axis=1)
     between = between[:, ~(length >= MAX_BOND_LENGTH)]  # NaN: unresolved, kept
-    pairs = np.concatenate([_component_bonds(view, tables, library_atom), between], axis=1)
+    pairs = np.concatenate([_component_bonds(view, library, library_atom), between], axis=1)
     i, j = view.atom_to_token[pairs]
     kept = (i != j) & (atomised[i] | atomised[j])
     bonds[i[kept], j[kept]] = True
     return bonds | bonds.T
 
 
-def _component_bonds(view: CropView, tables: ReferenceTables, library_atom: NDArray[np.int64]) -> Pairs:
+def _component_bonds(view: CropView, library: ComponentLibrary, library_atom: NDArray[np.int64]) -> Pairs:
     """[2, n] crop atoms that the definition of an atomised residue's component joins."""
     atoms = np.flatnonzero(view.atomised[view.atom_to_token])
     residue = view.residue[view.atom_to_token[atoms]]
     residues, first = np.unique(residue, return_index=True)
     # An atom is found by (residue, index in the library): the library index alone repeats with copies.
-    stride = len(tables.ref_pos)
+    stride = len(library.ref_pos)
     keys = residue * stride + library_atom[atoms]
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
 
-    offsets = tables.components["first_atom"].astype(np.int64)
+    offsets = library.first_atom.astype(np.int64)
     component = np.searchsorted(offsets, library_atom[atoms[first]], side="right") - 1
-    count = tables.components["bond_count"][component]
-    bond = ranges(tables.components["first_bond"][component], count)
+    count = library.bond_count[component]
+    bond = ranges(library.first_bond[component], count)
     base = np.repeat(residues * stride + offsets[component], count)
     ends = []
-    for column in ("atom_i", "atom_j"):
-        wanted = base + tables.bonds[column][bond]
+    for end in library.bonds[bond].T:
+        wanted = base + end
         place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
         ends.append(np.where(keys[place] == wanted, atoms[order[place]], -1))
     pairs = np.stack(ends)
@@ -97,9 +98,9 @@ def _structure_bonds(view: CropView) -> Pairs:
     return pairs[:, (pairs >= 0).all(axis=0)]
 
 
-def _backbone_bonds(view: CropView, tables: ReferenceTables, library_atom: NDArray[np.int64]) -> Pairs:
+def _backbone_bonds(view: CropView, library: ComponentLibrary, library_atom: NDArray[np.int64]) -> Pairs:
     """[2, n] crop atoms of the bonds between neighbours in polymers."""
-    name = tables.name_code[library_atom]
+    name = name_codes(library, library_atom)
     residue = view.residue[view.atom_to_token]
     mol_type = view.mol_type[view.atom_to_token]
     found = []

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from megafold.cache_store import Digest, LocalStore, ObjectReader, Store, read_many
 from megafold.pipeline import schema
+from megafold.pipeline.chemistry.library import ComponentLibrary
 from megafold.pipeline.manifest import EntryRow
 from megafold.pipeline.stream.bonds import token_bonds
 from megafold.pipeline.stream.check import SampleError
@@ -27,7 +28,7 @@ from megafold.pipeline.stream.entry import ENTRY_ARRAYS, EntryTables, present
 from megafold.pipeline.stream.labels import label_features
 from megafold.pipeline.stream.msa import MsaBlock, msa_features, plan_rows
 from megafold.pipeline.stream.random_streams import RandomStreams
-from megafold.pipeline.stream.reference import ReferenceTables, reference_features
+from megafold.pipeline.stream.reference import reference_features
 from megafold.pipeline.stream.sampling import Draw, TargetSampler
 from megafold.pipeline.stream.template import (
     TemplateBlock,
@@ -156,7 +157,7 @@ class Stream:
 
         coords = atoms["atom_coords"]
         coords_mask = present(coords)
-        library = self._opened().reference
+        library = self._opened().library
         library_atom = self._library_atoms(row, view, library, atoms["atoms"][0])
         features: Arrays = token_features(view, coords_mask)
         features["token_bonds"] = token_bonds(view, library, library_atom, coords)
@@ -255,7 +256,7 @@ class Stream:
         self,
         row: EntryRow,
         view: CropView,
-        library: ReferenceTables,
+        library: ComponentLibrary,
         component_atom: NDArray[np.int32],
     ) -> NDArray[np.int64]:
         """[N_atom] index of each atom in the component library's atoms."""
@@ -268,7 +269,7 @@ class Stream:
                 raise SampleError(
                     f"{row.entry}: component {key} is not in the library; build the cache again"
                 )
-            first[place] = library.components["first_atom"][library.index[key]]
+            first[place] = library.first_atom[library.index[key]]
         found: NDArray[np.int64] = first[component][view.atom_to_token] + component_atom
         return found
 
@@ -313,8 +314,7 @@ class _State:
         self.table = snapshot.table
         self.sampler = TargetSampler(snapshot, config.sampling)
         with store.open(Digest.parse(str(snapshot.attributes["components"]))) as reader:
-            content = reader.read_all()
-        self.reference = ReferenceTables.from_arrays(content.arrays, content.attributes)
+            self.library = ComponentLibrary.from_content(reader.read_all())
         self.readers: Recent[ObjectReader] = Recent(_OPEN_OBJECTS, lambda reader: reader.close())
         self.entries: Recent[EntryTables] = Recent(_KEPT_ENTRIES, lambda _: None)
 
