@@ -95,7 +95,7 @@ def build(corpus: Path, cache: Path, as_json: bool, quiet: bool, **values: Any) 
     from megafold.pipeline.builder.config import BuildConfig, FailureLimit, Resources
     from megafold.pipeline.builder.engine import Build
     from megafold.pipeline.builder.progress import BuildProgress
-    from megafold.pipeline.structure.options import StructureOptions
+    from megafold.pipeline.structure import StructureOptions
 
     workers = values["workers"] if values["workers"] is not None else len(os.sched_getaffinity(0))
     config = BuildConfig(
@@ -151,11 +151,10 @@ def _print_report(report: Any, limit: Any) -> None:
 
 def _open(cache: Path) -> tuple[Any, Any]:
     """The store and its current manifest (None before the first build ended)."""
-    from megafold.cache_store import LocalStore
-    from megafold.pipeline.builder.engine import REF
+    from megafold.cache_store import MAIN_REF, LocalStore
 
     store = LocalStore.at(cache)
-    digest = store.ref(REF)
+    digest = store.ref(MAIN_REF)
     return store, None if digest is None else store.manifest(digest)
 
 
@@ -324,11 +323,9 @@ def ls(cache: Path, as_json: bool) -> None:
 
 
 def _snapshot(cache: Path) -> Any:
-    from megafold.cache_store import MissingManifest
-
     manifest = _open(cache)[1]
     if manifest is None:
-        raise MissingManifest(f"{cache} has no snapshot yet: run `megafold cache build`")
+        raise click.UsageError(f"{cache} has no snapshot yet: run `megafold cache build`")
     return manifest
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from megafold.pipeline.errors import InputError
-from megafold.pipeline.structure.options import StructureOptions
+from megafold.pipeline.structure import StructureOptions
 
 
 @dataclass(frozen=True)

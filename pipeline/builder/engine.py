@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from megafold.cache_store import BuildLock, Digest, Failure, Journal, LocalStore, Manifest
+from megafold.cache_store import MAIN_REF, Digest, Failure, Journal, LocalStore, Manifest
 from megafold.pipeline.builder import recipes
 from megafold.pipeline.builder.config import BuildConfig
 from megafold.pipeline.builder.known import Known
@@ -21,10 +21,10 @@ from megafold.pipeline.builder.planner import EntryPlan, Planner
 from megafold.pipeline.builder.progress import BuildProgress
 from megafold.pipeline.builder.runner import make_runner
 from megafold.pipeline.builder.tasks import Outcome, Task, WorkerConfig
-from megafold.pipeline.chemistry import ReferenceComponent, fallback_reference, library_content
+from megafold.pipeline.chemistry.conformers import reference_without_rdkit
+from megafold.pipeline.chemistry.library import library_content
+from megafold.pipeline.chemistry.reference import ReferenceComponent
 from megafold.pipeline.manifest import manifest_from_rows
-
-REF: Final = "main"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,8 @@ class Build:
         """
         started = time.monotonic()
         store = LocalStore.create(self._config.cache)
-        with BuildLock(store.path):
-            parent = store.ref(REF)
+        with store.build_lock():
+            parent = store.ref(MAIN_REF)
             known = self._known(store, parent)
             planner = Planner(self._config.sources, self._config.structure, known)
             tasks = planner.start()
@@ -83,9 +83,9 @@ class Build:
             digest = manifest.digest() if parent and manifest.digest() == parent else None
             if digest is None:
                 digest = store.put_manifest(manifest)
-                store.move_ref(REF, parent, digest)
-            for journal in store.journals():
-                journal.discard()
+                store.move_ref(MAIN_REF, parent, digest)
+            for build in list(store.journals()):
+                store.journal(build).remove()
         return self._report(planner, manifest, digest, failures, time.monotonic() - started)
 
     # -- reuse -----------------------------------------------------------------------------------------
@@ -95,8 +95,8 @@ class Build:
         with_failures = not self._config.retry_failed
         if parent is not None:
             known.add_manifest(store.manifest(parent), with_failures=with_failures)
-        for journal in store.journals():
-            for record in journal.replay():
+        for build in store.journals():
+            for record in store.journal(build).replay():
                 known.add_journal_record(record, with_failures=with_failures)
         return known
 
@@ -110,7 +110,7 @@ class Build:
             )
         self._total = len(tasks)
         with (
-            store.new_journal() as journal,
+            store.journal(_build_id()) as journal,
             make_runner(worker, self._config.resources) as runner,
         ):
 
@@ -139,7 +139,7 @@ class Build:
         references = [
             ReferenceComponent.from_json(planner.references[key])
             if planner.references[key]
-            else fallback_reference(planner.component(key))
+            else reference_without_rdkit(planner.component(key))
             for key in used
         ]
         library = store.put(library_content(references))
@@ -148,7 +148,7 @@ class Build:
         attributes = {
             "components": str(library),
             "ledger": ledger,
-            "config": {"structure": asdict(self._config.structure)},
+            "config": {"structure": recipes.options_to_json(self._config.structure)},
             "versions": dict(recipes.VERSIONS),
         }
         return manifest_from_rows(rows, attributes), failures
@@ -230,6 +230,10 @@ class Build:
             elapsed_s=elapsed_s,
             within_limit=self._config.max_failures.allows(failed, len(planner.entries)),
         )
+
+
+def _build_id() -> str:
+    return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
 
 
 def _relative(path: Path, root: Path) -> str:

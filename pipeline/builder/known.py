@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+import numpy as np
+
 from megafold.cache_store import Digest, LocalStore, Manifest
 from megafold.pipeline.builder import recipes
 from megafold.pipeline.builder.tasks import Outcome, Problem
-from megafold.pipeline.chemistry.library import ComponentLibrary
+from megafold.pipeline.chemistry.library import ComponentLibrary, LibraryComponent
+from megafold.pipeline.chemistry.reference import ReferenceComponent
 from megafold.pipeline.manifest import EntryRow, entry_rows
 
 #: Failures that say nothing of the input: a network folder that was away for a moment.
@@ -25,7 +28,10 @@ class Known:
     def __init__(self, store: LocalStore) -> None:
         self._store = store
         self._outcomes: dict[str, Outcome] = {}
-        self.library: ComponentLibrary | None = None
+        self._library: ComponentLibrary | None = None
+        self._definitions: dict[str, str] = {}
+        self._capped: set[str] = set()
+        self._failures: Mapping[str, str] = {}
 
     def add_manifest(self, manifest: Manifest, *, with_failures: bool) -> None:
         """Remember what a snapshot holds and, unless they are to be retried, what failed for it."""
@@ -35,16 +41,26 @@ class Known:
             for recipe, found in problems.items()
             if not with_failures or any(problem.reason in _TRANSIENT for problem in found)
         }
-        library_digest = Digest.parse(str(manifest.attributes["components"]))
-        if self._store.has(library_digest):
-            with self._store.open(library_digest) as reader:
-                self.library = ComponentLibrary.from_content(reader.read_all())
+        self._add_library(manifest)
         for row in entry_rows(manifest):
             self._add_row(row, problems)
         for recipe, found in problems.items():
             self._outcomes.setdefault(recipe, Outcome(result=None, problems=tuple(found)))
         for recipe in forget:
             del self._outcomes[recipe]
+
+    def _add_library(self, manifest: Manifest) -> None:
+        digest = Digest.parse(str(manifest.attributes["components"]))
+        if not self._store.has(digest):
+            return
+        with self._store.open(digest) as reader:
+            content = reader.read_all()
+        attributes: Any = content.attributes
+        self._definitions = dict(zip(attributes["keys"], attributes["digests"], strict=True))
+        versions: Any = manifest.attributes["versions"]
+        if all(versions.get(name) == recipes.VERSIONS[name] for name in ("component", "rdkit")):
+            self._library = ComponentLibrary.from_content(content)
+            self._capped, self._failures = set(attributes["capped"]), attributes["failures"]
 
     def _problems(self, manifest: Manifest) -> Mapping[str, list[Problem]]:
         found: dict[str, list[Problem]] = defaultdict(list)
@@ -57,7 +73,7 @@ class Known:
         return found
 
     def _add_row(self, row: EntryRow, problems: Mapping[str, list[Problem]]) -> None:
-        definitions = self.library.digests if self.library is not None else {}
+        definitions = self._definitions
         structure = asdict(row)
         for name in ("recipes", "pairing", "source", "source_digest"):
             del structure[name]
@@ -102,9 +118,26 @@ class Known:
         if outcome is not None and outcome.result is not None:
             reference: Mapping[str, Any] = outcome.result["reference"]
             return reference
-        library = self.library
-        if library is None or library.digests.get(key) != definition:
+        if self._library is None or self._definitions.get(key) != definition:
             return None
-        if library.recipes.get(key) != recipes.component_recipe(definition):
-            return None
-        return library.reference_json(key)
+        return self._from_library(self._library[key]).to_json()
+
+    def _from_library(self, view: LibraryComponent) -> ReferenceComponent:
+        return ReferenceComponent(
+            key=view.key,
+            digest=self._definitions[view.key],
+            atom_names=view.atom_names,
+            elements=view.elements.astype(np.int16),
+            charges=view.charges.astype(np.int16),
+            leaving=view.leaving,
+            aromatic=view.aromatic,
+            stereo=view.stereo.astype(np.int8),
+            bonds=view.bonds,
+            bond_orders=view.bond_orders.astype(np.int8),
+            bond_aromatic=view.bond_aromatic,
+            ref_pos=view.ref_pos,
+            origin=view.origin,
+            failure=self._failures.get(view.key, ""),
+            automorphisms=view.automorphisms,
+            capped=view.key in self._capped,
+        )

@@ -23,12 +23,11 @@ from megafold.pipeline.builder.tasks import (
     Task,
     TemplateTask,
 )
-from megafold.pipeline.chemistry import Component, load_dictionary
-from megafold.pipeline.chemistry.dictionary import ComponentDictionary
+from megafold.pipeline.chemistry import Component, ComponentDictionary, load_dictionary
 from megafold.pipeline.corpus import EntrySource, discover
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.schema import MolType
-from megafold.pipeline.structure.options import StructureOptions
+from megafold.pipeline.structure import StructureOptions
 from megafold.pipeline.template import TemplateStructures, hit_entries
 
 _HASHING_THREADS = 8
@@ -203,6 +202,8 @@ class Planner:
         return tasks
 
     def _component(self, entry: str, outcome: Outcome, key: str, definition: str) -> list[Task]:
+        recipe = recipes.component_recipe(definition)
+        self.users.setdefault(recipe, set()).add(entry)
         if key in self.references:
             return []
         if key.startswith("~"):
@@ -212,7 +213,6 @@ class Planner:
         if reference is not None:
             self.references[key] = reference
             return []
-        recipe = recipes.component_recipe(definition)
         return self._plan(ComponentTask(recipe=recipe, label=f"component {key}", entries=(entry,), key=key))
 
     def _alignments(

@@ -5,7 +5,7 @@ holds the digests of the input bytes, the options and the version of the stage, 
 libraries whose output can differ; never a path or a time. Names are in it only where the output holds them:
 the entry id, and the base name of an alignment file, which says what database its rows come from.
 
-Each stage's version is the constant ``VERSION`` of its package. Whoever changes a stage's output raises it;
+Each stage has a version, a constant of its package. Whoever changes a stage's output raises it;
 the golden-digest test fails otherwise.
 """
 
@@ -14,16 +14,43 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from megafold.cache_store import mapping_digest
-from megafold.pipeline import chemistry, msa, structure, template
-from megafold.pipeline.structure.options import StructureOptions
+from megafold.pipeline.chemistry.reference import stage_versions
+from megafold.pipeline.errors import InputError
+from megafold.pipeline.msa import PAIRING_VERSION
+from megafold.pipeline.msa import VERSION as MSA_VERSION
+from megafold.pipeline.structure import STRUCTURE_VERSION, StructureOptions
+from megafold.pipeline.template import VERSION as TEMPLATE_VERSION
 
-VERSIONS: Final[Mapping[str, int]] = {
-    "structure": structure.VERSION,
-    "component": chemistry.VERSION,
-    "msa": msa.VERSION,
-    "pairing": msa.PAIRING_VERSION,
-    "template": template.VERSION,
+#: Of every stage, and of the libraries whose output can differ. The manifest keeps them.
+VERSIONS: Final[Mapping[str, str]] = {
+    "structure": str(STRUCTURE_VERSION),
+    "component": stage_versions()["chemistry"],
+    "rdkit": stage_versions()["rdkit"],
+    "msa": str(MSA_VERSION),
+    "pairing": str(PAIRING_VERSION),
+    "template": str(TEMPLATE_VERSION),
 }
+
+
+def options_to_json(options: StructureOptions) -> dict[str, Any]:
+    """Options as recipes and manifests hold them; :func:`options_from_json` reads them back."""
+    values = dataclasses.asdict(options)
+    return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in values.items()}
+
+
+def options_from_json(values: Mapping[str, Any]) -> StructureOptions:
+    """Options that :func:`options_to_json` wrote.
+
+    Raises:
+        InputError: another version wrote them, whose options differ.
+    """
+    try:
+        return StructureOptions(**{k: frozenset(v) if isinstance(v, list) else v for k, v in values.items()})
+    except TypeError as error:
+        raise InputError(
+            f"the cache was built by another version, whose options differ ({error}); build again",
+            reason="other-version",
+        ) from error
 
 
 def _recipe(stage: str, **inputs: Any) -> str:
@@ -36,12 +63,12 @@ def structure_recipe(entry: str, source_digest: str, options: StructureOptions) 
     The definitions of the components it uses are inputs too, but which ones is known only afterwards: the
     manifest names them, and :mod:`megafold.pipeline.builder.plan` compares their digests.
     """
-    return _recipe("structure", entry=entry, source=source_digest, options=dataclasses.asdict(options))
+    return _recipe("structure", entry=entry, source=source_digest, options=options_to_json(options))
 
 
 def component_recipe(definition: str) -> str:
     """Recipe of a reference component; ``definition`` is the digest of its definition."""
-    return _recipe("component", definition=definition, rdkit=chemistry.rdkit_version())
+    return _recipe("component", definition=definition, rdkit=VERSIONS["rdkit"])
 
 
 def msa_recipe(sequence_digest: str, mol_type: str, files: Sequence[tuple[str, str]]) -> str:

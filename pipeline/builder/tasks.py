@@ -17,13 +17,12 @@ import numpy as np
 from megafold.cache_store import Content, Digest, LocalStore
 from megafold.pipeline import schema
 from megafold.pipeline.builder.config import Sources
-from megafold.pipeline.chemistry import build_reference, load_dictionary
-from megafold.pipeline.chemistry.dictionary import ComponentDictionary
+from megafold.pipeline.chemistry import ComponentDictionary, load_dictionary
+from megafold.pipeline.chemistry.conformers import build_reference
 from megafold.pipeline.errors import ComponentError, InputError
 from megafold.pipeline.msa import MsaRows, featurize_msa, pair_msas
 from megafold.pipeline.schema import MolType
-from megafold.pipeline.structure import featurize_structure
-from megafold.pipeline.structure.options import StructureOptions
+from megafold.pipeline.structure import StructureOptions, featurize_structure
 from megafold.pipeline.template import TemplateStructures, featurize_templates
 
 

@@ -22,10 +22,10 @@ from megafold.pipeline import schema
 from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.builder.known import Known
 from megafold.pipeline.builder.planner import Planner
+from megafold.pipeline.builder.recipes import options_from_json
 from megafold.pipeline.builder.tasks import StructureTask, Task, WorkerConfig, run_task
-from megafold.pipeline.errors import InputError
 from megafold.pipeline.manifest import EntryRow, entry_rows, referenced_digests
-from megafold.pipeline.structure.options import StructureOptions
+from megafold.pipeline.structure import StructureOptions
 
 Level = Literal["error", "stale", "info"]
 Progress = Callable[[int, int], None]
@@ -95,7 +95,8 @@ def check_schema(store: LocalStore, manifest: Manifest) -> list[Finding]:
         if not store.has(Digest.parse(digest)):
             continue
         try:
-            content = store.get(Digest.parse(digest))
+            with store.open(Digest.parse(digest)) as reader:
+                content = reader.read_all()
             if content.attributes.get("kind") != kind:
                 raise schema.SchemaError(
                     f"it is a {content.attributes.get('kind')}, the manifest says {kind}"
@@ -192,14 +193,7 @@ def _pending_finding(task: Task, planner: Planner, built: dict[str, EntryRow], a
 def options_of(manifest: Manifest) -> StructureOptions:
     """The structure options that a snapshot was built with."""
     config: Any = manifest.attributes["config"]
-    known = {name: tuple(v) if isinstance(v, list) else v for name, v in config["structure"].items()}
-    try:
-        return StructureOptions(**known)
-    except TypeError as error:
-        raise InputError(
-            f"the cache was built by another version, whose options differ ({error}); build again",
-            reason="other-version",
-        ) from error
+    return options_from_json(config["structure"])
 
 
 def check_recompute(
