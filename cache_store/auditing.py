@@ -29,7 +29,11 @@ FindingKind: TypeAlias = Literal[
     "temporary-file",
     "foreign-file",
 ]
-_HARMLESS: frozenset[str] = frozenset({"unreferenced-object", "temporary-file", "foreign-file"})
+_LEVELS: dict[str, Literal["warning", "info"]] = {
+    "unreferenced-object": "info",
+    "temporary-file": "info",
+    "foreign-file": "warning",
+}
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,9 @@ class StoreFinding:
     action: str
 
     @property
-    def harmless(self) -> bool:
-        """Whether the data set is whole nevertheless."""
-        return self.kind in _HARMLESS
+    def level(self) -> Literal["error", "warning", "info"]:
+        """How bad it is: ``error`` where something of the data set is lost or cannot be trusted."""
+        return _LEVELS.get(self.kind, "error")
 
 
 #: ``map``, or an executor's: how the caller spreads the checks over processes.

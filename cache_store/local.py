@@ -47,7 +47,7 @@ class _Open:
     @overload
     def __get__(self, store: "LocalStore", owner: type["LocalStore"]) -> Callable[[Digest], ObjectReader]: ...
     def __get__(self, store: "LocalStore | None", owner: type["LocalStore"]) -> object:
-        return owner._open_cache if store is None else store._open_object
+        return owner.at if store is None else store._open_object
 
 
 class LocalStore(Store):
@@ -87,7 +87,7 @@ class LocalStore(Store):
         return cls(path)
 
     @classmethod
-    def _open_cache(cls, path: Path | str) -> "LocalStore":
+    def at(cls, path: Path | str) -> "LocalStore":
         """Open the cache in a folder. Reading needs no right to write.
 
         Raises:

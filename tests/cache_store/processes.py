@@ -46,4 +46,10 @@ def count(store: LocalStore, times: str) -> None:
 
 if __name__ == "__main__":
     what, path, *rest = sys.argv[1:]
-    {"publish": publish, "hold": hold, "count": count}[what](LocalStore.open(path), *rest)
+    store = LocalStore.open(path)
+    if what == "publish":
+        publish(store, *rest)
+    elif what == "hold":
+        hold(store)
+    else:
+        count(store, *rest)

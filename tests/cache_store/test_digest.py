@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megafold.cache_store import ContentError, Digest, canonical_json, mapping_digest
+from megafold.cache_store import JSON, ContentError, Digest, canonical_json, mapping_digest
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
@@ -40,7 +40,11 @@ def test_digests_sort_hash_and_stay():
 
 
 def test_canonical_json_by_hand():
-    value = {"b": [1, 1.0, -0.0, 1e22, 0.1, True, None], "a": {"ü": '\n"/ \U0001f9ec'}, "B": ()}
+    value: dict[str, JSON] = {
+        "b": [1, 1.0, -0.0, 1e22, 0.1, True, None],
+        "a": {"ü": '\n"/ \U0001f9ec'},
+        "B": (),
+    }
     expected = '{"B":[],"a":{"ü":"\\n\\"/ \U0001f9ec"},"b":[1,1.0,-0.0,1e+22,0.1,true,null]}'
     assert canonical_json(value) == expected.encode()
     assert str(mapping_digest(value)) == hashlib.sha256(expected.encode()).hexdigest()

@@ -1,6 +1,7 @@
 import datetime
 import hashlib
 import pickle
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from megafold.cache_store import ContentError, Manifest
 
 DAY = datetime.date(2020, 2, 29)
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {
         "entry": "1abc",
         "resolution": 1.5,

@@ -3,6 +3,7 @@ import tempfile
 import warnings
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,9 +47,13 @@ def test_any_zarr_reader_opens_an_object(tmp_path: Path):
             assert dict(group.attrs) == dict(content.attributes)
             assert sorted(group.array_keys()) == sorted(content.arrays)
             for name, array in content.arrays.items():
-                np.testing.assert_array_equal(group[name][...], array)
-                codecs = [codec.to_dict()["name"] for codec in group[name].metadata.codecs]
-                assert codecs == ["bytes", "zstd", "crc32c"]
+                stored: Any = group[name]
+                np.testing.assert_array_equal(stored[...], array)
+                assert [codec.to_dict()["name"] for codec in stored.metadata.codecs] == [
+                    "bytes",
+                    "zstd",
+                    "crc32c",
+                ]
 
 
 def test_the_file_is_a_plain_deterministic_zip(tmp_path: Path):
