@@ -29,11 +29,7 @@ FindingKind: TypeAlias = Literal[
     "temporary-file",
     "foreign-file",
 ]
-_LEVELS: dict[str, Literal["warning", "info"]] = {
-    "unreferenced-object": "info",
-    "temporary-file": "info",
-    "foreign-file": "warning",
-}
+_HARMLESS: frozenset[str] = frozenset({"unreferenced-object", "temporary-file", "foreign-file"})
 
 
 @dataclass(frozen=True)
@@ -51,9 +47,9 @@ class StoreFinding:
     action: str
 
     @property
-    def level(self) -> Literal["error", "warning", "info"]:
+    def level(self) -> Literal["error", "info"]:
         """How bad it is: ``error`` where something of the data set is lost or cannot be trusted."""
-        return _LEVELS.get(self.kind, "error")
+        return "info" if self.kind in _HARMLESS else "error"
 
 
 #: ``map``, or an executor's: how the caller spreads the checks over processes.
