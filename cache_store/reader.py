@@ -187,20 +187,31 @@ async def _read_indexed(
     out = np.empty((*shape[:axis], len(indices), *shape[axis + 1 :]), array.dtype)
     chunk_of = indices // array.chunks[axis]
     wanted = np.unique(chunk_of)
-    before = (slice(None),) * axis
-    for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
-        places = np.flatnonzero((chunk_of >= run[0]) & (chunk_of <= run[-1])) if len(run) else run
-        if not len(places) or not out.size:
-            continue
+    runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1) if out.size else []
+    for run in runs:
+        places = np.flatnonzero((chunk_of >= run[0]) & (chunk_of <= run[-1]))
         here = indices[places]
         span = _span(here)
         block = np.asarray(await array.getitem((*spans[:axis], span, *spans[axis + 1 :])))
-        out[(*before, places)] = block.take(here - span.start, axis)
+        _gather(block, here - span.start, out, places, axis)
     for later in range(axis + 1, len(selection)):
         item = selection[later]
         if not isinstance(item, slice):
             out = out.take(item - spans[later].start, later)
     return out
+
+
+def _gather(
+    block: NDArray[Any], indices: NDArray[Any], out: NDArray[Any], places: NDArray[Any], axis: int
+) -> None:
+    """Copy ``block`` at ``indices`` along an axis to ``out`` at ascending ``places``."""
+    before: tuple[Any, ...] = (slice(None),) * axis
+    if places[-1] - places[0] == len(places) - 1:
+        target = out[(*before, _span(places))]
+        # The indices are in range; with the default mode NumPy would fill a buffer first.
+        np.take(block, indices, axis, out=target, mode="clip")
+    else:
+        out[(*before, places)] = block.take(indices, axis)
 
 
 def _span(indices: NDArray[Any]) -> slice:
@@ -238,7 +249,9 @@ def _checked(reader: ObjectReader, name: str, selection: Selection, shape: tuple
             raise IndexError(
                 f"array {name} of {reader.digest}, axis {axis}: index out of range for length {length}"
             )
-        checked.append(np.where(indices < 0, indices + length, indices))
+        indices = np.where(indices < 0, indices + length, indices)
+        # A run of neighbours, as in a contiguous crop, is read without gathering.
+        checked.append(_span(indices) if (np.diff(indices) == 1).all() else indices)
     return tuple(checked)
 
 
