@@ -38,10 +38,8 @@ def _letters(mol_type: MolType) -> dict[str, int]:
         known = {letter: index for index, letter in enumerate(AMINO_ACID_LETTERS)}
     elif mol_type is MolType.RNA:
         known = {letter: RESTYPE_INDEX[letter] for letter in "AGCU"}
-    elif mol_type is MolType.DNA:
-        known = {letter: RESTYPE_INDEX[f"D{letter}"] for letter in "AGCT"}
     else:
-        raise ValueError(f"{mol_type.name} chains have no alignments")
+        known = {letter: RESTYPE_INDEX[f"D{letter}"] for letter in "AGCT"}
     for letter, substitute in _SUBSTITUTES[mol_type].items():
         known[letter] = known[substitute]
     return known
@@ -63,7 +61,7 @@ class Alphabet:
 
     @classmethod
     def of(cls, mol_type: MolType) -> "Alphabet":
-        """The alphabet of a polymer type: one object for each, made once."""
+        """The alphabet of a polymer type: one object for each, made once. Ligands have none: KeyError."""
         return _ALPHABETS[mol_type]
 
     def encode(self, sequence: str) -> NDArray[np.uint8]:

@@ -3,11 +3,11 @@
 A file is read from disk once; the digest is taken from the same bytes that are parsed.
 """
 
-import gzip
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import zstandard
 
@@ -17,6 +17,7 @@ from megafold.pipeline.errors import AlignmentError
 COMPRESSION_SUFFIXES: Final = (".gz", ".zst")
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_PIECE_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +65,37 @@ def read_text(path: Path) -> AlignmentText:
 
 def _decompress(raw: bytes) -> bytes:
     if raw.startswith(_GZIP_MAGIC):
-        return gzip.decompress(raw)
+        return b"".join(_members(raw, lambda: zlib.decompressobj(wbits=31)))
     if raw.startswith(_ZSTD_MAGIC):
-        # A stream may hold several frames (pzstd, appended files) and need not state its size. An
-        # object that is fed chunk by chunk tells a cut frame from a finished one; a reader does not.
-        parts = []
-        rest = raw
-        while rest:
-            frame = zstandard.ZstdDecompressor().decompressobj()
-            parts.append(frame.decompress(rest))
-            if not frame.eof:
-                raise EOFError("the last Zstandard frame is cut off")
-            rest = frame.unused_data
-        return b"".join(parts)
+        return b"".join(_members(raw, lambda: zstandard.ZstdDecompressor().decompressobj()))
     return raw
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def _members(raw: bytes, start: Callable[[], _Decompressor]) -> Iterator[bytes]:
+    """Decompress all members or frames of a file (bgzip, pzstd and appended files have many), piece by piece.
+
+    Pieces are joined once; decompressing all at once holds the text three times over.
+    """
+    current = start()
+    for first in range(0, len(raw), _PIECE_BYTES):
+        piece = raw[first : first + _PIECE_BYTES]
+        while piece:
+            if current.eof:
+                piece = piece.lstrip(b"\0")  # padding between members
+                if not piece:
+                    break
+                current = start()
+            yield current.decompress(piece)
+            piece = current.unused_data if current.eof else b""
+    if not current.eof:
+        raise EOFError("the last part is cut off")
