@@ -54,7 +54,8 @@ class Chain:
     """One chain of the deposited coordinates.
 
     ``source_asym``: the file's ``label_asym_id``, which differs from ``label_asym_id`` for ligands that the file
-    keeps in one chain. ``sequence`` one-letter, '' for ligands.
+    keeps in one chain. ``sequence`` one-letter, '' for ligands. ``is_derived``: the file has no sequence of it, so
+    that neighbours need not be neighbours in sequence.
     """
 
     label_asym_id: str
@@ -64,6 +65,7 @@ class Chain:
     mol_type: MolType
     residues: list[Residue]
     is_branched: bool = False
+    is_derived: bool = False
     sequence: str = ""
     links: tuple[tuple[int, str, int, str, str], ...] = field(default=())
 
@@ -245,7 +247,9 @@ class _AsymReader:
         ligands = [residue for residue, inside in zip(residues, is_polymer, strict=True) if not inside]
         letters = choose_conformers(self._sites, polymer, True, self._report)
         placed = self._numbered(polymer, [int(letter) for letter in letters])
-        return [self._polymer(placed), *self._ligands(ligands, shares=True)]
+        chain = self._polymer(placed)
+        chain.is_derived = True
+        return [chain, *self._ligands(ligands, shares=True)]
 
     def _numbered(self, residues: list[SiteResidue], letters: list[int]) -> list[Residue]:
         """Positions 1..n; where ``label_seq_id`` jumps over a break of the chain, unknown residues fill it.

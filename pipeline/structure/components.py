@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megafold.pipeline.chemistry import Component, ComponentDictionary
 from megafold.pipeline.errors import StructureError
 from megafold.pipeline.schema import RESTYPES
-from megafold.pipeline.structure.entry import ParsedEntry, Report
+from megafold.pipeline.structure.entry import AtomSites, ParsedEntry, Report
+from megafold.pipeline.structure.renaming import match_names
 
 #: Codes that stand for atoms nobody could identify.
 UNKNOWN_LIGANDS: Final = frozenset({"UNX", "UNL"})
@@ -17,8 +19,8 @@ UNKNOWN_LIGANDS: Final = frozenset({"UNX", "UNL"})
 #: A dictionary's definition that knows fewer than this share of the heavy atoms in the file is a namesake.
 _LEAST_KNOWN: Final = 0.5
 
-#: Bonds to these elements are drawn in one dictionary and not in another.
-_NON_METALS: Final = frozenset({1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 52, 53})
+#: Elements that form covalent bonds; bonds to others are drawn in one dictionary and not in another.
+NON_METALS: Final = frozenset({1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 52, 53})
 
 
 class ComponentResolver:
@@ -36,6 +38,7 @@ class ComponentResolver:
         self._report = report
         self._observed = _observed_atoms(parsed)
         self._known: dict[str, Component] = {}
+        self._aliases: dict[str, dict[str, str]] = {}
 
     def get(self, code: str) -> Component:
         """The component that ``code`` stands for in this file.
@@ -65,6 +68,8 @@ class ComponentResolver:
                 )
                 return own.as_own()
             share = sum(name in known.atom_index for name in observed) / len(observed)
+            if share < 1 and code not in UNKNOWN_LIGANDS and self._rename(code, known):
+                return known
             if share >= _LEAST_KNOWN:
                 return known
             if code not in UNKNOWN_LIGANDS:
@@ -76,6 +81,22 @@ class ComponentResolver:
             return replace(component, type="NON-POLYMER").as_own()
         raise self._unknown(code, "it is in no dictionary")
 
+    def _rename(self, code: str, known: Component) -> bool:
+        """Whether the file's atoms are the definition's under other names; remembers which."""
+        sites = self._parsed.sites
+        rows = _fullest_residue(sites, code)
+        names = [sites.atom_names[atom] for atom in sites.atom[rows].tolist()]
+        found = match_names(known, names, sites.element[rows].tolist(), sites.coords[rows])
+        if found is None or not set(self._observed[code]) <= set(found):
+            return False
+        self._aliases[code] = found
+        self._report.warn(f"component {code}: the file's atom names are older; they are matched by their bonds")
+        return True
+
+    def aliases(self, code: str) -> dict[str, str]:
+        """The definition's atom names by the file's, where these are of another version; else empty."""
+        return self._aliases.get(code, {})
+
     def _unknown(self, code: str, why: str) -> StructureError:
         sites = self._parsed.sites
         rows = np.flatnonzero(sites.comp == sites.comp_names.index(code)) if code in sites.comp_names else []
@@ -85,6 +106,20 @@ class ComponentResolver:
             "add its definition with --ccd-extra, or _chem_comp_atom and _chem_comp_bond rows to the file",
             reason="unknown-component",
         )
+
+
+def _fullest_residue(sites: AtomSites, code: str) -> NDArray[np.int64]:
+    """Rows of the residue of this component that has the most atoms, each name once."""
+    rows = np.flatnonzero(sites.comp == sites.comp_names.index(code))
+    keys = np.stack([sites.asym[rows], sites.auth_seq[rows], sites.ins_code[rows]], axis=1)
+    _, residue = np.unique(keys, axis=0, return_inverse=True)
+    best: NDArray[np.int64] = rows[:0]
+    for index in range(int(residue.max()) + 1):
+        members = rows[residue.reshape(-1) == index]
+        _, first = np.unique(sites.atom[members], return_index=True)
+        if len(first) > len(best):
+            best = members[np.sort(first)]
+    return best
 
 
 def _observed_atoms(parsed: ParsedEntry) -> dict[str, dict[str, int]]:
@@ -106,7 +141,7 @@ def _differ(own: Component, known: Component, observed: Mapping[str, int]) -> bo
         is_known = index is not None and element in (0, known.elements[index])
         if not is_known and name in own.atom_index:
             return True
-    names = {name for name, element in observed.items() if element in _NON_METALS and name in own.atom_index}
+    names = {name for name, element in observed.items() if element in NON_METALS and name in own.atom_index}
     return _named_bonds(own, names) != _named_bonds(known, names)
 
 

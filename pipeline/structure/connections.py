@@ -11,6 +11,7 @@ from megafold.pipeline.schema import BondKind
 from megafold.pipeline.structure.atom_sites import WATERS
 from megafold.pipeline.structure.chains import BACKBONE_LINKS
 from megafold.pipeline.structure.cif import MISSING
+from megafold.pipeline.structure.components import NON_METALS
 from megafold.pipeline.structure.entry import Connection, Partner, Report
 from megafold.pipeline.structure.layout import Layout
 
@@ -75,15 +76,18 @@ class LinkReader:
             self._links.setdefault((first, second, link.across), link)
 
     def _add_file_rows(self) -> None:
-        lost = 0
+        lost = metal_free = 0
         for row in self._connections:
             ends = self._end(row.first), self._end(row.second)
             if WATERS.intersection((row.first.comp, row.second.comp)):
                 continue
             if ends[0] is None or ends[1] is None:
-                lost += 1
+                lost += not (self._is_other_alternate(row.first) or self._is_other_alternate(row.second))
                 continue
             (first, first_taken), (second, second_taken) = ends[0], ends[1]
+            if row.type == "metalc" and NON_METALS.issuperset(self._layout.element[[first, second]].tolist()):
+                metal_free += 1
+                continue
             across = row.first.symmetry != row.second.symmetry
             kind = self._kind(row, first, second)
             if not (first_taken and second_taken) and not self._is_close(first, second, row, kind):
@@ -94,6 +98,8 @@ class LinkReader:
             )
         if lost:
             self._report.warn(f"{lost} struct_conn rows name atoms that are not there")
+        if metal_free:
+            self._report.warn(f"{metal_free} struct_conn rows of metal coordination have no metal: no bonds")
 
     def _end(self, partner: Partner) -> tuple[int, bool] | None:
         """The atom that a partner names, and whether it is of the alternate that was taken."""
@@ -106,6 +112,11 @@ class LinkReader:
                 is_taken = not partner.alt or not taken.letter or self._alt_names[taken.letter] == partner.alt
                 return atom, is_taken
         return None
+
+    def _is_other_alternate(self, partner: Partner) -> bool:
+        """Whether a partner is of a component that shares its position with the one taken."""
+        codes = {self._layout.residues[residue].code for residue in self._residues(partner)}
+        return bool(partner.alt and codes and partner.comp not in codes)
 
     def _residues(self, partner: Partner) -> list[int]:
         if partner.asym and partner.label_seq.isdigit():

@@ -82,7 +82,12 @@ def _has_gap(unit: Unit, index: int, limit: float) -> bool:
     coords = np.where((ca >= 0)[:, None], unit.coords[np.maximum(ca, 0)], np.nan)
     step = np.diff(coords, axis=0)
     with np.errstate(invalid="ignore"):
-        return bool(((step * step).sum(axis=1) > limit * limit).any())
+        is_wide = (step * step).sum(axis=1) > limit * limit
+    if unit.chains[index].is_derived:
+        # Where only atoms tell of the sequence, a jump of the author's numbers is a gap in the model.
+        numbers = unit.residues["auth_seq_id"][slice(*_bounds(unit.spans["residue"][index]))]
+        is_wide &= np.abs(np.diff(numbers)) <= 1
+    return bool(is_wide.any())
 
 
 def _bounds(span: NDArray[np.int64]) -> tuple[int, int]:
@@ -108,7 +113,10 @@ def clashing_copies(
         shares = []
         for here, there in (pair, pair[::-1]):
             near = trees.near(here, there, options.clash_distance)
-            if len(near):
+            if not len(near):
+                shares = [0.0, 0.0]
+                break
+            if bonded.any():
                 rows = np.flatnonzero(np.isfinite(coords[here][:, 0]))[near]
                 may_touch = bonded[unit.spans["atom"][copies[here].chain, 0] + rows]
                 near = near[~may_touch | np.isin(near, trees.near(here, there, _NO_BOND))]

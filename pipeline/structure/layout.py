@@ -29,6 +29,7 @@ class Layout:
         element: [N] atomic number.
         coords: [N, 3] Å, rounded to 1e-3, NaN where unresolved.
         occupancy_b: [N, 2] occupancy and B factor, NaN where unresolved.
+        slots, file_slots: for each component, places of its heavy atoms by the definition's and the file's names.
     """
 
     chains: list[Chain]
@@ -43,6 +44,7 @@ class Layout:
     coords: NDArray[np.float64]
     occupancy_b: NDArray[np.float64]
     slots: list[dict[str, int]]
+    file_slots: list[dict[str, int]]
 
     @property
     def resolved(self) -> NDArray[np.bool_]:
@@ -54,8 +56,8 @@ class Layout:
         return self.components[int(self.component_of_residue[residue])]
 
     def atom(self, residue: int, name: str) -> int:
-        """Index of a residue's heavy atom by name, -1 where its component has none."""
-        slot = self.slots[int(self.component_of_residue[residue])].get(name, -1)
+        """Index of a residue's heavy atom by its name in the file, -1 where its component has none."""
+        slot = self.file_slots[int(self.component_of_residue[residue])].get(name, -1)
         return -1 if slot < 0 else int(self.first_atom[residue]) + slot
 
     def atom_name(self, atom: int) -> str:
@@ -91,11 +93,12 @@ def lay_out(chains: list[Chain], sites: AtomSites, resolver: ComponentResolver, 
         {component.atom_names[atom]: position for position, atom in enumerate(atoms.tolist())}
         for component, atoms in zip(components, heavy, strict=True)
     ]
+    file_slots = [_file_slots(found, resolver.aliases(c.code)) for c, found in zip(components, slots, strict=True)]
     coords = np.full((len(atom_residue), 3), np.nan)
     occupancy_b = np.full((len(atom_residue), 2), np.nan)
     rows = np.concatenate([np.empty(0, np.int64), *(residue.rows for residue in residues)])
     row_residue = np.repeat(np.arange(len(residues)), [len(residue.rows) for residue in residues])
-    row_slot = _slots(sites, rows, component_of[row_residue], slots)
+    row_slot = _slots(sites, rows, component_of[row_residue], file_slots)
     report.remove("atoms_outside_definition", int((row_slot < 0).sum()))
     used = (row_slot >= 0) & sites.has_coords[rows]
     target = first_atom[row_residue[used]] + row_slot[used]
@@ -116,7 +119,12 @@ def lay_out(chains: list[Chain], sites: AtomSites, resolver: ComponentResolver, 
         coords=coords,
         occupancy_b=occupancy_b,
         slots=slots,
+        file_slots=file_slots,
     )
+
+
+def _file_slots(slots: dict[str, int], aliases: dict[str, str]) -> dict[str, int]:
+    return {name: slots[target] for name, target in aliases.items()} if aliases else slots
 
 
 def _slots(

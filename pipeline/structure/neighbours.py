@@ -26,10 +26,12 @@ def candidate_pairs(coords: list[NDArray[np.float64]], distance: float) -> Itera
 
 
 class ChainTrees:
-    """Search trees of chains, made when first needed."""
+    """Search trees and bounding boxes of chains; trees are made when first needed."""
 
     def __init__(self, coords: list[NDArray[np.float64]]) -> None:
         self._coords = coords
+        self._axes = [np.ascontiguousarray(points.T) for points in coords]
+        self._boxes = [(axes.min(axis=1), axes.max(axis=1)) if axes.size else None for axes in self._axes]
         self._trees: dict[int, cKDTree] = {}
 
     def _tree(self, index: int) -> cKDTree:
@@ -39,14 +41,15 @@ class ChainTrees:
 
     def near(self, first: int, second: int, distance: float) -> NDArray[np.int64]:
         """Indices of the atoms of chain ``first`` that are within ``distance`` of one of chain ``second``."""
-        other = self._coords[second]
-        points = self._coords[first]
-        inside = np.flatnonzero(
-            ((points >= other.min(axis=0) - distance) & (points <= other.max(axis=0) + distance)).all(axis=1)
-        )
+        box = self._boxes[second]
+        inside = np.arange(len(self._coords[first]) if box is not None else 0)
+        for axis in range(3):
+            if box is not None and len(inside):
+                values = self._axes[first][axis][inside]
+                inside = inside[(values >= box[0][axis] - distance) & (values <= box[1][axis] + distance)]
         if not len(inside):
             return inside
-        found, _ = self._tree(second).query(points[inside], distance_upper_bound=distance)
+        found, _ = self._tree(second).query(self._coords[first][inside], distance_upper_bound=distance)
         return inside[np.isfinite(found)]
 
     def touch(self, first: int, second: int, distance: float) -> bool:

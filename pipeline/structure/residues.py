@@ -1,6 +1,6 @@
 """Residues of the file: which atoms belong to each, and which alternate of them is taken."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +30,9 @@ class SiteResidue:
 def group_residues(sites: AtomSites) -> dict[str, list[SiteResidue]]:
     """Residues by chain, in the order of their first atoms.
 
-    A residue is what shares chain, numbers and insertion code; without a ``label_seq_id`` (ligands) the component
-    has to be the same too, unless the two are alternates of each other.
+    A residue is what shares chain, numbers, insertion code and component; alternates of each other may be of
+    different components. Atoms that come round again under the same numbers are the next residue, whose insertion
+    code got lost: residues are never fused.
     """
     if not len(sites):
         return {}
@@ -43,24 +44,37 @@ def group_residues(sites: AtomSites) -> dict[str, list[SiteResidue]]:
     for start, end, alternate, key in zip(
         starts.tolist(), ends.tolist(), has_alt.tolist(), keys[starts].tolist(), strict=True
     ):
-        is_shared = alternate or key[1] != MISSING
-        pieces.setdefault(tuple(key[:4]) if is_shared else tuple(key), []).append((start, end))
+        pieces.setdefault(tuple(key[:4]) if alternate else tuple(key), []).append((start, end))
     by_asym: dict[str, list[SiteResidue]] = defaultdict(list)
     for key, spans in pieces.items():
-        rows = np.concatenate([np.arange(start, end) for start, end in spans])
         asym = sites.asym_names[key[0]]
-        by_asym[asym].append(
-            SiteResidue(
-                asym=asym,
-                label_seq=key[1],
-                auth_seq=key[2],
-                ins_code=key[3],
-                is_hetatm=bool(sites.is_hetatm[rows[0]]),
-                code=sites.comp_names[int(sites.comp[rows[0]])],
-                rows=rows,
+        for rows in _rounds(sites, np.concatenate([np.arange(start, end) for start, end in spans])):
+            by_asym[asym].append(
+                SiteResidue(
+                    asym=asym,
+                    label_seq=key[1],
+                    auth_seq=key[2],
+                    ins_code=key[3],
+                    is_hetatm=bool(sites.is_hetatm[rows[0]]),
+                    code=sites.comp_names[int(sites.comp[rows[0]])],
+                    rows=rows,
+                )
             )
-        )
     return by_asym
+
+
+def _rounds(sites: AtomSites, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """One residue's rows, or several residues' where most atoms come several times without being alternates."""
+    atoms = sites.atom[rows].tolist()
+    distinct = set(atoms)
+    if 2 * (len(atoms) - len(distinct)) <= len(distinct) or sites.alt[rows].any():
+        return [rows]
+    seen: Counter[int] = Counter()
+    number = []
+    for atom in atoms:
+        number.append(seen[atom])
+        seen[atom] += 1
+    return [rows[np.array(number) == index] for index in range(max(number) + 1)]
 
 
 def choose_conformers(
