@@ -12,7 +12,7 @@ The atoms of a modified residue share its column.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,6 @@ from numpy.typing import NDArray
 from megafold.pipeline.schema import GAP, N_RESTYPE
 
 Rows = NDArray[np.int64]
-
-#: What the deletion counts 0 to 255 become (AF3 SI table 5).
-DELETION_VALUE: Final = (2 / np.pi * np.arctan(np.arange(256) / 3)).astype(np.float32)
-HAS_DELETION: Final = (np.arange(256) > 0).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,30 +69,31 @@ def plan_rows(
     """
     if pairing is None:
         pairing = np.empty((0, len(depths)), np.int32)
-    paired = np.where(pairing > 0, pairing, -1).astype(np.int64)  # row 0 is the query, which is there anyway
-    paired = paired[(paired > 0).any(axis=1)]
-    unpaired = [
-        np.setdiff1d(np.arange(1, depth), paired[:, block], assume_unique=False)
-        for block, depth in enumerate(depths)
-    ]
-    sizes = np.array([len(rows) for rows in unpaired], np.int64)
+    # Row 0 is the query, which every sample has anyway.
+    paired = np.where(pairing > 0, pairing, -1)[(pairing > 0).any(axis=1)].astype(np.int64)
+    unpaired = []
+    for block, depth in enumerate(depths):
+        is_free = np.ones(depth, bool)
+        is_free[0] = False
+        is_free[paired[paired[:, block] > 0, block]] = False
+        unpaired.append(np.flatnonzero(is_free))
+    ends = np.cumsum([0, *(len(rows) for rows in unpaired)])
+    total = int(ends[-1])
     room = limit - 1
-    n_paired = min(len(paired), max(room // 2, room - int(sizes.sum())))
-    n_unpaired = min(int(sizes.sum()), room - n_paired)
+    n_paired = min(len(paired), max(room // 2, room - total))
     paired = paired[_subset(len(paired), n_paired, rng)]
-    chosen = _subset(int(sizes.sum()), n_unpaired, rng)
-    ends = np.cumsum(sizes)
-    kept = []
-    for rows, end in zip(unpaired, ends, strict=True):
-        inside = chosen[(chosen >= end - len(rows)) & (chosen < end)]
-        kept.append(rows[inside - (end - len(rows))])
-    return RowPlan(paired=paired, unpaired=tuple(kept))
+    chosen = _subset(total, min(total, room - n_paired), rng)
+    cuts = np.searchsorted(chosen, ends)
+    kept = tuple(
+        rows[chosen[cuts[block] : cuts[block + 1]] - ends[block]] for block, rows in enumerate(unpaired)
+    )
+    return RowPlan(paired=paired, unpaired=kept)
 
 
 def _subset(total: int, size: int, rng: np.random.Generator) -> Rows:
     if size >= total:
         return np.arange(total)
-    return np.sort(rng.choice(total, size, replace=False))
+    return np.sort(rng.choice(total, size, replace=False, shuffle=False))
 
 
 def msa_features(
@@ -114,9 +111,10 @@ def msa_features(
         [N_token, 32]; ``deletion_mean`` [N_token].
     """
     n_token = len(restype)
-    msa = np.full((plan.n_row, n_token), GAP, np.int32)
-    msa[0] = restype
-    deletion = np.zeros((plan.n_row, n_token), np.uint8)
+    # Built token by token, as the objects store it: runs of rows are then runs of memory.
+    msa = np.full((n_token, plan.n_row), GAP, np.int8)
+    msa[:, 0] = restype
+    deletion = np.zeros((n_token, plan.n_row), np.uint8)
     profile = np.zeros((n_token, N_RESTYPE), np.float32)
     profile[np.arange(n_token), restype] = 1
     deletion_mean = np.zeros(n_token, np.float32)
@@ -128,15 +126,24 @@ def msa_features(
         source = np.concatenate([[0], plan.paired[partners, index], own])
         target = np.concatenate([[0], 1 + partners, first_unpaired + np.arange(len(own))])
         first_unpaired += len(own)
-        msa[np.ix_(target, block.tokens)] = block.msa[block.columns][:, source].T
-        deletion[np.ix_(target, block.tokens)] = block.deletion[block.columns][:, source].T
+        for stored, rows in ((block.msa, msa), (block.deletion, deletion)):
+            rows[block.tokens[:, None], target] = stored.take(source, axis=1)[block.columns]
         profile[block.tokens] = block.profile[block.columns]
-        deletion_mean[block.tokens] = 2 / np.pi * np.arctan(block.deletion_mean[block.columns] / 3)
+        deletion_mean[block.tokens] = squashed(block.deletion_mean[block.columns])
+    deletion = np.ascontiguousarray(deletion.T)
+    deletion_value = np.zeros(deletion.shape, np.float32)
+    some = np.nonzero(deletion)  # few
+    deletion_value[some] = squashed(deletion[some])
     return {
-        "msa": msa,
-        "has_deletion": HAS_DELETION[deletion],
-        "deletion_value": DELETION_VALUE[deletion],
-        "msa_mask": np.ones((plan.n_row, n_token), bool),
+        "msa": msa.T.astype(np.int32, order="C"),
+        "has_deletion": (deletion > 0).astype(np.float32),
+        "deletion_value": deletion_value,
+        "msa_mask": np.ones(deletion.shape, bool),
         "profile": profile,
         "deletion_mean": deletion_mean,
     }
+
+
+def squashed(deletions: NDArray[Any]) -> NDArray[np.float32]:
+    """2/π·arctan(d/3) of deletion counts (AF3 SI table 5)."""
+    return (2 / np.pi * np.arctan(deletions.astype(np.float32) / 3)).astype(np.float32)

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from megafold.pipeline.schema import MolType
 
 BACKBONE = "N CA C O"
 NUCLEOTIDE = "OP3 P OP1 OP2 O5' C5' C4' O4' C3' O3' C2' O2' C1' N1 C2 O2 N3 C4 O4 C5 C6"
-ATOMS = {
+_ATOM_NAMES = {
     "ALA": f"{BACKBONE} CB OXT H H2",
     "GLY": f"{BACKBONE} OXT H",
     "LYS": f"{BACKBONE} CB CG CD CE NZ OXT H",
@@ -23,7 +24,7 @@ ATOMS = {
     "LGD": "C1 C2 O1 C3 H1",
     "ZN": "ZN",
 }
-ATOMS = {code: names.split() for code, names in ATOMS.items()}
+ATOMS: dict[str, list[str]] = {code: names.split() for code, names in _ATOM_NAMES.items()}
 #: Bonds by name; those to hydrogens are there to be ignored.
 BONDS = {
     "ALA": "N-CA CA-C C-O CA-CB C-OXT N-H N-H2",
@@ -42,14 +43,18 @@ RESTYPE = {"ALA": "ALA", "GLY": "GLY", "LYS": "LYS", "U": "U", "MSE": "MET", "PS
 LEAVING = {"OXT", "OP3"}
 
 
-def element(name):
-    return ELEMENTS.get(name, ELEMENTS.get(name[:2], ELEMENTS.get(name[0])))
+def element(name: str) -> int:
+    return ELEMENTS.get(name) or ELEMENTS.get(name[:2]) or ELEMENTS[name[0]]
 
 
 def library():
     """The component library of :data:`ATOMS`; positions are numbered, so that each is recognisable."""
     keys = sorted(ATOMS)
-    atoms, bonds, positions, automorphisms, components = [], [], [], [], []
+    atoms: list[Any] = []
+    bonds: list[Any] = []
+    positions: list[Any] = []
+    automorphisms: list[int] = []
+    components: list[Any] = []
     for place, code in enumerate(keys):
         names = ATOMS[code]
         pairs = [pair.split("-") for pair in BONDS[code].split()]
@@ -64,7 +69,7 @@ def library():
             is_known = code != "ZN"
             atoms.append((*chars, element(name), 2 if code == "ZN" else 0, name in LEAVING, 0, 0, is_known))
             positions.append((place, index, 0.5 * index**2) if is_known else (np.nan,) * 3)
-    arrays = {
+    arrays: dict[str, Any] = {
         "components": np.array(components, np.int32).T,
         "atoms": np.array(atoms, np.int32).T,
         "bonds": np.array(bonds, np.int32).T,
@@ -108,8 +113,10 @@ def structure(entry, chains, bonds=(), interfaces=(), release_date="2020-01-01")
     ``bonds`` are pairs of (chain, residue, atom name); ``interfaces`` pairs of chains.
     """
     keys = sorted({code for chain in chains for code in chain.codes})
-    tables = {name: [] for name in ("chains", "residues", "tokens", "atoms")}
-    coords, centers, where = [], [], {}
+    tables: dict[str, list[Any]] = {name: [] for name in ("chains", "residues", "tokens", "atoms")}
+    coords: Any = []
+    centers: list[Any] = []
+    where: dict[Any, int] = {}
     for c, chain in enumerate(chains):
         starts = [len(tables[name]) for name in ("residues", "tokens", "atoms")]
         for r, code in enumerate(chain.codes):
@@ -154,7 +161,7 @@ def structure(entry, chains, bonds=(), interfaces=(), release_date="2020-01-01")
     coords = np.array(coords, np.float32)
     occupancy_b = np.stack([np.ones(len(coords)), 10 + np.arange(len(coords))], axis=1).astype(np.float32)
     occupancy_b[np.isnan(coords[:, 0])] = np.nan
-    arrays = {name: np.array(rows, np.int32).T.copy() for name, rows in tables.items()} | {
+    arrays: dict[str, Any] = {name: np.array(rows, np.int32).T.copy() for name, rows in tables.items()} | {
         "token_center": np.array(centers, np.float32),
         "atom_coords": coords,
         "atom_occupancy_b": occupancy_b,
@@ -201,7 +208,7 @@ def msa(sequence, rows, deletions=None, mol_type="protein"):
         np.zeros(array.shape, np.uint8) if deletions is None else np.array(deletions, np.uint8).T.copy()
     )
     profile = (array[:, :, None] == np.arange(schema.N_RESTYPE)).mean(axis=1)
-    arrays = {
+    arrays: dict[str, Any] = {
         "msa": array,
         "deletion": deletion,
         "profile": profile.astype(np.float16),
@@ -243,7 +250,7 @@ def template(sequence, hits):
         )
         restype[index] = hit.get("restype", index % 20)
         position[index] = hit.get("pos", float(index + 1))
-    arrays = {
+    arrays: dict[str, Any] = {
         "hits": np.array(rows, np.int32).reshape(-1, 5).T.copy(),
         "template_restype": restype,
         "template_atom_pos": position,

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megafold.pipeline.schema import GAP
-from megafold.pipeline.stream.msa import DELETION_VALUE, MsaBlock, msa_features, plan_rows
+from megafold.pipeline.stream.msa import MsaBlock, msa_features, plan_rows, squashed
 
 
 def rng(seed=0):
@@ -127,4 +127,6 @@ def test_every_row_has_the_same_chance():
 
 @pytest.mark.parametrize("count", [0, 1, 3, 255])
 def test_deletion_values(count):
-    assert DELETION_VALUE[count] == pytest.approx(2 / np.pi * np.arctan(count / 3), abs=1e-6)
+    assert squashed(np.array([count], np.uint8))[0] == pytest.approx(
+        2 / np.pi * np.arctan(count / 3), abs=1e-6
+    )
