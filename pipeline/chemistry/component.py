@@ -42,7 +42,8 @@ class Component:
         name: what it is called; not part of the digest.
         type: the dictionary's type in capitals, such as ``L-PEPTIDE LINKING``.
         one_letter: one-letter code, several letters where it stands for several residues, '' for none.
-        parent: code of the standard component it is a modification of, '' for none; the first of several.
+        parent: code of the standard component it is a modification of, '' for none; ``THR, TYR, GLY`` where
+            it stands for several.
         atom_names: [N_atom] names, unique.
         elements: [N_atom] int16 atomic numbers, 0 for unknown.
         charges: [N_atom] int16 formal charges.

@@ -38,10 +38,16 @@ _REGULAR_VALENCE: Final = {5: (3, -1), 7: (3, 1), 8: (2, 1)}
 #: Bond lengths over the sum of covalent radii: outside, the conformer is no molecule.
 _BOND_RANGE: Final = (0.65, 1.35)
 _METAL_BOND_RANGE: Final = (0.75, 1.25)
+_TIMED_OUT: Final = int(rdDistGeom.EmbedFailureCauses.EXCEEDED_TIMEOUT)
 
 
-class _EmbedError(Exception):
-    """RDKit made no conformer; the message is the failure class."""
+class EmbedError(Exception):
+    """RDKit made no conformer: the failure class, and RDKit's own words if it had any."""
+
+    def __init__(self, failure: str, message: str = "") -> None:
+        super().__init__(failure, message)
+        self.failure = failure
+        self.message = message
 
 
 def build_reference(component: Component, timeout_s: float = _TIMEOUT_S) -> ReferenceComponent:
@@ -60,25 +66,44 @@ def build_reference(component: Component, timeout_s: float = _TIMEOUT_S) -> Refe
             f"component {component.code!r} has {len(component)} atoms; split it into residues",
             reason="too-many-atoms",
         )
-    failure = ""
+    found, capped = automorphisms(component)
+    failure = message = ""
     try:
         pos, origin = embed(component, timeout_s), RefOrigin.RDKIT
-    except _EmbedError as error:
-        failure = str(error)
+    except EmbedError as error:
+        failure, message = error.failure, error.message
         pos, origin = _dictionary_positions(component)
-    return ReferenceComponent.of(component, pos, origin, failure, automorphisms(component))
+    return ReferenceComponent(
+        key=component.key,
+        digest=component.digest,
+        atom_names=component.atom_names,
+        elements=component.elements,
+        charges=component.charges,
+        leaving=component.leaving,
+        aromatic=component.aromatic,
+        stereo=component.stereo,
+        bonds=component.bonds,
+        bond_orders=component.bond_orders,
+        bond_aromatic=component.bond_aromatic,
+        ref_pos=_centred(pos, component.heavy),
+        origin=origin,
+        failure=failure,
+        message=message,
+        automorphisms=found,
+        capped=capped,
+    )
 
 
 def embed(component: Component, timeout_s: float = _TIMEOUT_S) -> NDArray[np.float64]:
     """RDKit's conformer [N_atom, 3], Å.
 
     Raises:
-        _EmbedError: there is none; the message is the failure class.
+        EmbedError: there is none.
     """
     if not len(component):
-        raise _EmbedError("no-atoms")
+        raise EmbedError("no-atoms")
     if len(component) > MAX_EMBED_ATOMS:
-        raise _EmbedError("too-many-atoms")
+        raise EmbedError("too-many-atoms")
     with rdBase.BlockLogs():
         try:
             mol = _sanitized(component)
@@ -86,12 +111,13 @@ def embed(component: Component, timeout_s: float = _TIMEOUT_S) -> NDArray[np.flo
             mol = Chem.AddHs(mol)
             pos = _embedded(mol, int(component.digest[:8], 16) & 0x7FFFFFFF, timeout_s)
         except Chem.MolSanitizeException as error:
-            raise _EmbedError("valence" if "Valence" in type(error).__name__ else "sanitization") from error
+            valence = "Valence" in type(error).__name__
+            raise EmbedError("valence" if valence else "sanitization", str(error)) from error
         except (RuntimeError, ValueError) as error:
-            raise _EmbedError("rdkit-error") from error
+            raise EmbedError("rdkit-error", str(error)) from error
     pos = pos[: len(component)]
     if not np.isfinite(pos).all() or _is_distorted(component, pos):
-        raise _EmbedError("distorted")
+        raise EmbedError("distorted")
     return pos
 
 
@@ -175,19 +201,18 @@ def _embedded(mol: Chem.Mol, seed: int, timeout_s: float) -> NDArray[np.float64]
             setattr(params, name, value)
         if rdDistGeom.EmbedMolecule(mol, params) >= 0:
             return np.array(mol.GetConformer().GetPositions(), np.float64)
-        if params.GetFailureCounts()[int(rdDistGeom.EmbedFailureCauses.EXCEEDED_TIMEOUT)]:
-            raise _EmbedError("timeout")
-    raise _EmbedError("embedding")
+        counts = params.GetFailureCounts()
+        if any(counts[_TIMED_OUT : _TIMED_OUT + 1]):
+            raise EmbedError("timeout")
+    raise EmbedError("embedding")
 
 
 def _is_distorted(component: Component, pos: NDArray[np.float64]) -> bool:
-    """Whether a bond is too short or too long: RDKit has no parameters for many metals."""
-    if not len(component.bonds):
-        return False
+    """Whether a bond of heavy atoms is too short or too long: RDKit has no parameters for many metals."""
     table = Chem.GetPeriodicTable()
     radii = np.array([table.GetRcovalent(element) for element in component.elements.tolist()])
-    known = (component.elements > 0)[component.bonds].all(axis=1)
-    i, j = component.bonds[known].T
+    checked = (component.heavy & (component.elements > 0))[component.bonds].all(axis=1)
+    i, j = component.bonds[checked].T
     ratio = np.linalg.norm(pos[i] - pos[j], axis=1) / (radii[i] + radii[j])
     metal = np.isin(component.elements, sorted(_METALS))
     low, high = np.where((metal[i] | metal[j])[:, None], _METAL_BOND_RANGE, _BOND_RANGE).T
@@ -207,6 +232,16 @@ def _dictionary_positions(component: Component) -> tuple[NDArray[np.float64], Re
             if known.any() and _is_usable(pos, wanted if complete else known):
                 return pos.astype(np.float64), origin
     return np.full((len(component), 3), np.nan), RefOrigin.NONE
+
+
+def _centred(pos: NDArray[np.float64], heavy: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Positions about the mean of the heavy atoms that have any, rounded; zero is never negative."""
+    known = np.asarray(np.isfinite(pos).all(axis=1))
+    pos = np.where(known[:, None], pos, np.nan)
+    if known.any():
+        chosen = known & heavy if (known & heavy).any() else known
+        pos = pos - pos[chosen].mean(axis=0)
+    return np.asarray(np.round(pos, 3) + 0.0, np.float32)
 
 
 def _is_usable(pos: NDArray[np.float32], wanted: NDArray[np.bool_]) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from megafold.pipeline.chemistry.component import Component
 from megafold.pipeline.schema import RefOrigin
 
 #: Version of the chemistry stage: goes up whenever the same definition would give something else.
@@ -30,8 +29,8 @@ class ReferenceComponent:
     """A component's definition and its reference conformer.
 
     Attributes:
-        key: as :attr:`Component.key`.
-        digest: as :attr:`Component.digest`.
+        key: the component's key.
+        digest: digest of the definition that it was made from.
         atom_names: [N_atom] names.
         elements: [N_atom] int16 atomic numbers.
         charges: [N_atom] int16 formal charges.
@@ -43,7 +42,8 @@ class ReferenceComponent:
         bond_aromatic: [N_bond] bool.
         ref_pos: [N_atom, 3] float32 Å, centred on its heavy atoms, rounded to 1e-3, NaN where there is none.
         origin: where ``ref_pos`` comes from.
-        failure: why RDKit made no conformer, '' where it did.
+        failure: class of the reason why RDKit made no conformer, '' where it did.
+        message: RDKit's own words for it, '' where it had none; not part of the library.
         automorphisms: [N_automorphism, N_heavy] int16, the identity first.
         capped: whether automorphisms were left out.
     """
@@ -62,37 +62,9 @@ class ReferenceComponent:
     ref_pos: NDArray[np.float32]
     origin: RefOrigin
     failure: str
+    message: str
     automorphisms: NDArray[np.int16]
     capped: bool
-
-    @classmethod
-    def of(
-        cls,
-        component: Component,
-        ref_pos: NDArray[np.float64],
-        origin: RefOrigin,
-        failure: str,
-        symmetry: tuple[NDArray[np.int16], bool],
-    ) -> "ReferenceComponent":
-        """The reference of ``component``; ``ref_pos`` is centred and rounded here."""
-        return cls(
-            key=component.key,
-            digest=component.digest,
-            atom_names=component.atom_names,
-            elements=component.elements,
-            charges=component.charges,
-            leaving=component.leaving,
-            aromatic=component.aromatic,
-            stereo=component.stereo,
-            bonds=component.bonds,
-            bond_orders=component.bond_orders,
-            bond_aromatic=component.bond_aromatic,
-            ref_pos=_centred(ref_pos, component.heavy),
-            origin=origin,
-            failure=failure,
-            automorphisms=symmetry[0],
-            capped=symmetry[1],
-        )
 
     @property
     def ref_mask(self) -> NDArray[np.bool_]:
@@ -112,6 +84,7 @@ class ReferenceComponent:
             "ref_pos": _packed(milli),
             "origin": self.origin.name,
             "failure": self.failure,
+            "message": self.message,
             "automorphisms": _packed(self.automorphisms.astype(np.int16)),
             "automorphism_shape": list(self.automorphisms.shape),
             "capped": self.capped,
@@ -141,22 +114,13 @@ class ReferenceComponent:
             ref_pos=pos,
             origin=RefOrigin[value["origin"]],
             failure=value["failure"],
+            message=value["message"],
             automorphisms=_unpacked(value["automorphisms"], np.int16).reshape(value["automorphism_shape"]),
             capped=value["capped"],
         )
 
 
 _ATOM_COLUMNS: Final = ("elements", "charges", "leaving", "aromatic", "stereo")
-
-
-def _centred(pos: NDArray[np.float64], heavy: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Positions about the mean of the heavy atoms that have any, rounded; zero is never negative."""
-    known = np.asarray(np.isfinite(pos).all(axis=1))
-    pos = np.where(known[:, None], pos, np.nan)
-    if known.any():
-        chosen = known & heavy if (known & heavy).any() else known
-        pos = pos - pos[chosen].mean(axis=0)
-    return (np.round(pos, 3) + 0.0).astype(np.float32)
 
 
 def _packed(array: NDArray[Any]) -> str:

@@ -1,0 +1,136 @@
+"""Reference conformers of the component dictionary: where they come from, what fails, how long it takes.
+
+    python benchmarks/components.py --number 600 --workers 2 --json components.json
+
+Every component's outcome is appended to a JSON-lines file as it is made; the same command goes on where it
+was stopped. A component that kills its process is recorded as ``crash``.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megafold.pipeline.chemistry import ComponentDictionary, load_dictionary
+from megafold.pipeline.chemistry.reference import stage_versions
+
+_dictionary: ComponentDictionary | None = None
+
+
+def open_dictionary(ccd: Path | None) -> None:
+    global _dictionary
+    os.environ["OMP_NUM_THREADS"] = "1"
+    _dictionary = load_dictionary(ccd)
+
+
+def outcome(code: str, timeout_s: float) -> dict[str, Any]:
+    """One component's row."""
+    from megafold.pipeline.chemistry.conformers import build_reference
+
+    assert _dictionary is not None
+    component = _dictionary.get(code)
+    assert component is not None
+    started = time.perf_counter()
+    ref = build_reference(component, timeout_s)
+    return {
+        "code": code,
+        "origin": ref.origin.name,
+        "failure": ref.failure,
+        "time_s": round(time.perf_counter() - started, 4),
+        "atoms": len(component),
+        "automorphisms": len(ref.automorphisms),
+        "capped": ref.capped,
+        "bytes": len(json.dumps(ref.to_json())),
+    }
+
+
+def rows_of(codes: Sequence[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Rows as they are made. A crash breaks the pool: its suspects are then tried one at a time."""
+    suspects = list(codes)
+    workers = args.workers
+    while suspects:
+        batch, suspects = (suspects, []) if workers > 1 else (suspects[:1], suspects[1:])
+        with ProcessPoolExecutor(
+            workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=open_dictionary,
+            initargs=(args.ccd,),
+        ) as pool:
+            futures = {pool.submit(outcome, code, args.timeout): code for code in batch}
+            for future in as_completed(futures):
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    if workers == 1:
+                        yield {"code": futures[future], "origin": "NONE", "failure": "crash"}
+                    else:
+                        suspects.append(futures[future])
+        workers = 1
+
+
+def table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures, from the rows."""
+    made = [row for row in rows if "time_s" in row]
+    times = np.array([row["time_s"] for row in made]) if made else np.zeros(1)
+    automorphisms = np.array([row["automorphisms"] for row in made]) if made else np.zeros(1)
+    return {
+        "components": len(rows),
+        "origins": dict(Counter(row["origin"] for row in rows).most_common()),
+        "failures": dict(Counter(row["failure"] for row in rows if row["failure"]).most_common()),
+        "failed_codes": {row["code"]: row["failure"] for row in rows if row["failure"]},
+        "time_s": {
+            "total": round(float(times.sum()), 1),
+            "mean": round(float(times.mean()), 4),
+            **{f"p{p}": round(float(np.percentile(times, p)), 4) for p in (50, 90, 99)},
+            "max": float(times.max()),
+        },
+        "slowest": {row["code"]: row["time_s"] for row in sorted(made, key=lambda row: -row["time_s"])[:10]},
+        "automorphisms": {
+            **{f"p{p}": float(np.percentile(automorphisms, p)) for p in (50, 90, 99)},
+            "capped": sum(row["capped"] for row in made),
+        },
+        "journal_bytes_mean": round(float(np.mean([row["bytes"] for row in made])), 1) if made else 0,
+        "versions": {**stage_versions(), "python": platform.python_version()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--number", type=int, help="this many random components (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--timeout", type=float, default=120, help="RDKit's time limit, s")
+    parser.add_argument("--ccd", type=Path, help="a dictionary other than the bundled one")
+    parser.add_argument("--rows", type=Path, default=Path("components.jsonl"), help="where rows are appended")
+    parser.add_argument("--json", type=Path, help="where the figures are written")
+    args = parser.parse_args()
+    codes = load_dictionary(args.ccd).codes()
+    if args.number is not None:
+        codes = random.Random(args.seed).sample(codes, min(args.number, len(codes)))
+    done = [json.loads(line) for line in args.rows.read_text().splitlines()] if args.rows.exists() else []
+    known = {row["code"]: row for row in done}
+    with args.rows.open("a") as file:
+        for row in rows_of([code for code in codes if code not in known], args):
+            known[row["code"]] = row
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+    figures = table([known[code] for code in codes])
+    for name, value in figures.items():
+        print(f"{name:20} {json.dumps(value)}")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
