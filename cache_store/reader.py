@@ -121,17 +121,19 @@ class _OpenObject:
         except (BadFile, OSError, ValueError, KeyError, TypeError) as error:
             self.store.close()
             raise CorruptObject(digest, path, f"zarr.json cannot be read: {error!r}") from error
+        self.digest = digest
         self._arrays: dict[str, SerialArray] = {}
 
-    def array(self, name: str) -> "SerialArray":
+    def array(self, name: str) -> SerialArray:
         array = self._arrays.get(name)
         if array is None:
             if name not in self.metadata:
                 raise KeyError(f"no array {name!r} in {self.store.path}: it has {', '.join(self.metadata)}")
-            array = self._arrays[name] = SerialArray(
-                self.metadata[name],
-                StorePath(self.store, name),
-            )
+            try:
+                array = self._arrays[name] = SerialArray(self.metadata[name], StorePath(self.store, name))
+            except (ValueError, TypeError, KeyError) as error:
+                reason = f"the metadata of array {name} cannot be read: {error!r}"
+                raise CorruptObject(self.digest, self.store.path, reason) from error
         return array
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -46,6 +46,7 @@ def test_golden_digest():
     assert str(content.digest()) == "1c0f5dfb9a518510eaeec7d09568e9e5bd6663fc5a525ebe3e4eed5ea37867f3"
 
 
+@settings(deadline=None)
 @given(ARRAYS)
 def test_memory_layout_and_byte_order_do_not_count(array: np.ndarray):
     digest = Content({"a": array}).digest()
@@ -67,6 +68,7 @@ def negative(array: np.ndarray) -> np.ndarray:
     return np.signbit(np.nan_to_num(array)) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
 
 
+@settings(deadline=None)
 @given(ARRAYS, ARRAYS)
 def test_different_arrays_have_different_digests(first: np.ndarray, second: np.ndarray):
     # Bytes tell apart what == does not (0.0 and -0.0); all NaNs are the same.

@@ -1,17 +1,20 @@
 """Real processes, really killed."""
 
+import itertools
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from megafold.cache_store import LocalStore, LockHeld, audit
 from tests.cache_store import processes
-from tests.cache_store.store_conformance import named
+from tests.cache_store.store_conformance import named, small_content, small_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,6 +66,59 @@ def test_killed_writers_leave_a_clean_store(store: LocalStore):
             assert [record["number"] for record in journal.records[: number + 1]] == list(range(number + 1))
     store.sweep(older_than_s=0)
     assert not list(store.temporary_files())
+
+
+def _publish_and_die(store: LocalStore, moment: int) -> None:
+    """In a child: publish a snapshot, and stop dead at the ``moment``-th call that touches the disk."""
+    calls = itertools.count()
+
+    def dying(function: Callable) -> Callable:
+        def call(*arguments, **named_arguments):
+            if next(calls) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named_arguments)
+
+        return call
+
+    for name in ("open", "fsync", "replace", "write", "mkdir"):
+        setattr(os, name, dying(getattr(os, name)))
+    digest = store.put(small_content(1))
+    with store.journal("b") as journal:
+        journal.append({"object": str(digest)})
+    manifest = store.put_manifest(small_manifest(digest))
+    store.move_ref("main", store.ref("main"), manifest)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_death_at_any_call_leaves_a_clean_store(tmp_path: Path):
+    """The ref names the old snapshot or the new one, both whole, and doing it again completes it."""
+    for moment in itertools.count():
+        store = LocalStore.create(tmp_path / str(moment))
+        old = store.put_manifest(small_manifest(store.put(small_content(0))))
+        store.move_ref("main", None, old)
+        child = os.fork()
+        if child == 0:
+            try:
+                _publish_and_die(store, moment)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL)
+
+        findings = audit(store, named(store.manifest()))
+        assert [finding for finding in findings if finding.level == "error"] == []
+        if (new := store.ref("main")) != old:
+            assert store.journal("b").replay() == [{"object": str(small_content(1).digest())}]
+        digest = store.put(small_content(1))
+        store.check(digest)
+        assert store.journal("b").scan().damaged == 0
+        store.move_ref("main", new, store.put_manifest(small_manifest(digest)))
+        store.sweep(older_than_s=0)
+        assert [finding.kind for finding in audit(store, [digest])] == ["unreferenced-object"]
+        if status == 0:
+            break
+    assert moment > 12
 
 
 def test_a_killed_build_leaves_no_lock(store: LocalStore):

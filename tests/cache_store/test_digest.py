@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megafold.cache_store import JSON, ContentError, Digest, canonical_json, mapping_digest
@@ -50,12 +50,14 @@ def test_canonical_json_by_hand():
     assert str(mapping_digest(value)) == hashlib.sha256(expected.encode()).hexdigest()
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_canonical_json_survives_reading(value):
     text = canonical_json(value)
     assert canonical_json(json.loads(text)) == text
 
 
+@settings(deadline=None)
 @given(st.dictionaries(TEXT, SCALARS, min_size=2))
 def test_the_order_of_keys_does_not_count(value):
     assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)

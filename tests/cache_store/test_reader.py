@@ -195,7 +195,10 @@ def test_a_forked_child_reads_what_its_parent_opened(reader: ObjectReader):
         pool.submit(reader.read, {"flat": None}).result()
         child = os.fork()
         if child == 0:
-            os._exit(0 if reader.read_all().digest() == reader.digest else 1)
+            try:
+                os._exit(0 if reader.read_all().digest() == reader.digest else 1)
+            finally:
+                os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
     assert reader.read_all().digest() == reader.digest
 
