@@ -196,6 +196,10 @@ class Component:
     def __len__(self) -> int:
         return len(self.atom_names)
 
+    def __bool__(self) -> bool:
+        """True: a component without atoms is a component, and not what a dictionary does not have."""
+        return True
+
     def __repr__(self) -> str:
         return f"Component({self.key}, {self.type}, {len(self)} atoms, {len(self.bonds)} bonds)"
 

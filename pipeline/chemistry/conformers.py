@@ -50,13 +50,18 @@ class EmbedError(Exception):
         self.message = message
 
 
-def build_reference(component: Component, timeout_s: float = _TIMEOUT_S) -> ReferenceComponent:
+def build_reference(
+    component: Component, timeout_s: float = _TIMEOUT_S, *, skip_embedding: str = ""
+) -> ReferenceComponent:
     """Reference conformer and automorphisms of a component.
 
     Tried in this order: RDKit ETKDGv3; the same from random coordinates; the definition's ideal coordinates;
     its model coordinates; none. Coordinates that lack heavy atoms come after complete ones. RDKit's failure,
     if any, is named in ``failure``: ``no-atoms``, ``too-many-atoms``, ``valence``, ``sanitization``,
     ``embedding``, ``distorted``, ``timeout`` or ``rdkit-error``.
+
+    ``skip_embedding``: the failure to record instead of trying RDKit, for a component that took its process
+    down or used up its time.
 
     Raises:
         ComponentError: more atoms than the library can index.
@@ -69,6 +74,8 @@ def build_reference(component: Component, timeout_s: float = _TIMEOUT_S) -> Refe
     found, capped = automorphisms(component)
     failure = message = ""
     try:
+        if skip_embedding:
+            raise EmbedError(skip_embedding)
         pos, origin = embed(component, timeout_s), RefOrigin.RDKIT
     except EmbedError as error:
         failure, message = error.failure, error.message

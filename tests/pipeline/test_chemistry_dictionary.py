@@ -196,6 +196,7 @@ def test_a_block_start_within_a_text_field_starts_no_block(tmp_path):
 
 def test_a_code_without_atoms_is_an_empty_component(bundled):
     assert len(bundled.get("UNL")) == 0
+    assert bundled.get("UNL")
 
 
 def test_an_unknown_code_is_none_and_its_digest_an_error_that_names_it(bundled):
@@ -245,7 +246,7 @@ def test_definitions_that_make_no_sense_are_refused_by_file(tmp_path, change):
 
 def test_reading_a_dictionary_imports_neither_rdkit_nor_biotite_nor_torch():
     code = (
-        "import sys; from megafold.pipeline.chemistry import Component, ComponentDictionary, load_dictionary; "
+        "import sys; from megafold.pipeline.chemistry import load_dictionary; "
         "import megafold.pipeline.chemistry.library; load_dictionary().get('ALA'); "
         "print([name for name in ('rdkit', 'biotite', 'torch') if name in sys.modules])"
     )
