@@ -1,7 +1,8 @@
 """Alternate locations: one consistent conformer.
 
-Neighbouring residues whose alternates share a letter were modelled together: taking A of one and B of the next
-would tear the bond between them (or the side chains into each other). So the letters of a chain are chosen
+Neighbouring residues whose alternates share a letter were modelled together: taking A of one and B of the
+next would tear the bond between them (or the side chains into each other). So the letters of a chain are
+chosen
 together: first as few changes of letter between neighbours as there can be, then the highest mean occupancy,
 then the letter that comes first. For a run of residues that all have the same letters this is: one letter for
 the run, that of the highest mean occupancy, ties to the first.
@@ -18,17 +19,18 @@ _SCALE: Final = 1000
 
 
 def mean_occupancies(alt: NDArray[np.int32], occupancy: NDArray[np.float64]) -> dict[int, int]:
-    """Mean occupancy of each alternate of one residue, in thousandths; atoms without a letter (0) do not count."""
+    """Mean occupancy of each alternate of one residue, in thousandths, over the atoms of its letter."""
     return {
-        letter: round(float(occupancy[alt == letter].mean()) * _SCALE) for letter in np.unique(alt[alt > 0]).tolist()
+        letter: round(float(occupancy[alt == letter].mean()) * _SCALE)
+        for letter in np.unique(alt[alt > 0]).tolist()
     }
 
 
 def choose_letters(residues: Sequence[dict[int, int]], follows: Sequence[bool]) -> list[int]:
     """The alternate to keep of each residue of a chain.
 
-    ``residues``: for each residue its alternates and their mean occupancies, empty for none. ``follows``: whether
-    the residue is the neighbour of the one before it. Returns 0 for residues without alternates.
+    ``residues``: for each residue its alternates and their mean occupancies, empty for none. ``follows``:
+    whether the residue is the neighbour of the one before it. Returns 0 for residues without alternates.
     """
     chosen = [0] * len(residues)
     start = 0
@@ -45,7 +47,8 @@ def choose_letters(residues: Sequence[dict[int, int]], follows: Sequence[bool]) 
 
 
 def _best_path(residues: Sequence[dict[int, int]]) -> list[int]:
-    """Fewest changes of letter, then most occupancy, then the first letters: dynamic programming along a run."""
+    """Fewest changes of letter, then most occupancy, then the first letters: dynamic programming along a
+    run."""
     # Scores compare as tuples (changes, -occupancy); among equals `min` keeps the first letter.
     scores: list[dict[int, tuple[int, int]]] = []
     for position in range(len(residues) - 1, -1, -1):
@@ -58,7 +61,8 @@ def _best_path(residues: Sequence[dict[int, int]]) -> list[int]:
     path: list[int] = []
     for here in scores:
         candidates = [
-            (here[letter][0] + (bool(path) and letter != path[-1]), here[letter][1], letter) for letter in here
+            (here[letter][0] + (bool(path) and letter != path[-1]), here[letter][1], letter)
+            for letter in here
         ]
         path.append(min(candidates)[2])
     return path

@@ -20,7 +20,10 @@ _RANGE: Final = re.compile(r"(\d+)-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """One chain of the assembly: a chain of the deposited coordinates, moved. ``operator`` '' for not moved."""
+    """One chain of the assembly: a chain of the deposited coordinates, moved.
+
+    ``operator`` '' for not moved.
+    """
 
     chain: int
     operator: str
@@ -49,7 +52,8 @@ def choose_assembly(
     """The assembly called ``wanted``, or the coordinates as they are.
 
     Raises:
-        StructureError: an assembly was asked for by its id that the file does not have (``no-such-assembly``).
+        StructureError: an assembly was asked for by its id that the file does not have
+        (``no-such-assembly``).
     """
     why = _why_deposited(parsed, chains)
     if wanted == AS_DEPOSITED or why:
@@ -72,7 +76,8 @@ def choose_assembly(
 
 def _missing(entry: str, wanted: str, why: str) -> StructureError:
     return StructureError(
-        f"entry {entry}: there is no assembly {wanted} ({why}); choose one that is there, or {AS_DEPOSITED!r}",
+        f"entry {entry}: there is no assembly {wanted} ({why}); choose one that is there, "
+        f"or {AS_DEPOSITED!r}",
         reason="no-such-assembly",
     )
 
@@ -93,10 +98,14 @@ def _why_deposited(parsed: ParsedEntry, chains: list[Chain]) -> str:
     except ValueError as error:
         return str(error)
     unusable = [
-        name for name in sorted(used) if name not in parsed.operators or np.isnan(parsed.operators[name]).any()
+        name
+        for name in sorted(used)
+        if name not in parsed.operators or np.isnan(parsed.operators[name]).any()
     ]
     if unusable or not used:
-        return f"the file's assemblies use operators that it does not define ({', '.join(unusable) or 'none'})"
+        return (
+            f"the file's assemblies use operators that it does not define ({', '.join(unusable) or 'none'})"
+        )
     present = {chain.source_asym for chain in chains}
     if not any(present.intersection(generator.asym_ids) for generator in parsed.generators):
         return "the file's assemblies name none of its chains"
@@ -104,7 +113,8 @@ def _why_deposited(parsed: ParsedEntry, chains: list[Chain]) -> str:
 
 
 def parse_operators(expression: str) -> list[tuple[str, ...]]:
-    """Products of operators that an ``oper_expression`` stands for: ``(1-3,P)(4,5)`` are eight, ``1,2`` are two.
+    """Products of operators that an ``oper_expression`` stands for: ``(1-3,P)(4,5)`` are eight, ``1,2`` are
+    two.
 
     The last operator of a product is applied first.
 
@@ -130,7 +140,9 @@ def _deposited(chains: list[Chain]) -> list[Copy]:
     return [Copy(chain=index, operator="", transform=identity) for index in range(len(chains))]
 
 
-def _expand(parsed: ParsedEntry, chains: list[Chain], generators: list[Generator], report: Report) -> list[Copy]:
+def _expand(
+    parsed: ParsedEntry, chains: list[Chain], generators: list[Generator], report: Report
+) -> list[Copy]:
     by_asym: dict[str, dict[str, NDArray[np.float64]]] = {}
     for generator in generators:
         for product in parse_operators(generator.expression):

@@ -53,9 +53,9 @@ class Residue:
 class Chain:
     """One chain of the deposited coordinates.
 
-    ``source_asym``: the file's ``label_asym_id``, which differs from ``label_asym_id`` for ligands that the file
-    keeps in one chain. ``sequence`` one-letter, '' for ligands. ``is_derived``: the file has no sequence of it, so
-    that neighbours need not be neighbours in sequence.
+    ``source_asym``: the file's ``label_asym_id``, which differs from ``label_asym_id`` for ligands that the
+    file keeps in one chain. ``sequence`` one-letter, '' for ligands. ``is_derived``: the file has no sequence
+    of it, so that neighbours need not be neighbours in sequence.
     """
 
     label_asym_id: str
@@ -92,9 +92,7 @@ def build_chains(parsed: ParsedEntry, resolver: ComponentResolver, report: Repor
 class _AsymReader:
     """The chains that one ``label_asym_id`` holds: one as a rule, several in files without entities."""
 
-    def __init__(
-        self, parsed: ParsedEntry, resolver: ComponentResolver, report: Report, asym: str
-    ) -> None:
+    def __init__(self, parsed: ParsedEntry, resolver: ComponentResolver, report: Report, asym: str) -> None:
         self._parsed = parsed
         self._sites: AtomSites = parsed.sites
         self._resolver = resolver
@@ -120,14 +118,19 @@ class _AsymReader:
         if not sequence or len(sequence) == len(scheme):
             return scheme
         return tuple(
-            SchemePosition(codes=codes, auth_seq=index + 1, ins_code=0) for index, codes in enumerate(sequence)
+            SchemePosition(codes=codes, auth_seq=index + 1, ins_code=0)
+            for index, codes in enumerate(sequence)
         )
 
-    def _with_sequence(self, residues: list[SiteResidue], positions: tuple[SchemePosition, ...]) -> list[Chain]:
-        inside, outside = [], []
+    def _with_sequence(
+        self, residues: list[SiteResidue], positions: tuple[SchemePosition, ...]
+    ) -> list[Chain]:
+        inside: list[SiteResidue] = []
+        outside: list[SiteResidue] = []
         for residue in residues:
             fits = 1 <= residue.label_seq <= len(positions) and (
-                residue.code in positions[residue.label_seq - 1].codes or self._kind(residue.code) is not None
+                residue.code in positions[residue.label_seq - 1].codes
+                or self._kind(residue.code) is not None
                 # A residue that the sequence calls unknown may be anything.
                 or {"UNK", "N", "DN"}.intersection(positions[residue.label_seq - 1].codes)
             )
@@ -138,11 +141,11 @@ class _AsymReader:
         inside = self._once_each(inside)
         letters = choose_conformers(self._sites, inside, True, self._report)
         found = {
-            residue.label_seq: (residue, int(letter))
-            for residue, letter in zip(inside, letters, strict=True)
+            residue.label_seq: (residue, int(letter)) for residue, letter in zip(inside, letters, strict=True)
         }
         placed = [
-            self._placed(seq, position, *found.get(seq, (None, 0))) for seq, position in enumerate(positions, 1)
+            self._placed(seq, position, *found.get(seq, (None, 0)))
+            for seq, position in enumerate(positions, 1)
         ]
         if outside:
             self._report.warn(
@@ -189,7 +192,8 @@ class _AsymReader:
         sequence = ""
         if mol_type != MolType.LIGAND:
             sequence = "".join(letter(component, mol_type) for component in components)
-            # The depositors' own sequence knows more than the dictionary where a residue stands for one letter.
+            # The depositors' own sequence knows more than the dictionary where a residue stands for one
+            # letter.
             if len(self._entity.canonical) == len(sequence) and self._entity.sequence:
                 sequence = self._entity.canonical.upper()
         return self._chain(residues, mol_type=mol_type, sequence=sequence)
@@ -197,9 +201,7 @@ class _AsymReader:
     def _branched(self, residues: list[SiteResidue]) -> Chain:
         residues = sorted(residues, key=lambda residue: self._branch_number(residue))
         letters = choose_conformers(self._sites, residues, True, self._report)
-        placed = [
-            _residue(residue, index + 1, int(letters[index])) for index, residue in enumerate(residues)
-        ]
+        placed = [_residue(residue, index + 1, int(letters[index])) for index, residue in enumerate(residues)]
         numbers = [self._branch_number(residue) for residue in residues]
         places = {number: index for index, number in enumerate(numbers)}
         # Links name numbers of the entity; here they become positions of this chain.
@@ -228,7 +230,8 @@ class _AsymReader:
         ]
 
     def _derived(self, residues: list[SiteResidue]) -> list[Chain]:
-        """No entity says what the chain is: residues that link and are ATOM records or bonded are its polymer."""
+        """No entity says what the chain is: residues that link and are ATOM records or bonded are its
+        polymer."""
         kinds = [self._kind(residue.code) for residue in residues]
         linked = [False] * len(residues)
         for index in range(1, len(residues)):
@@ -243,7 +246,9 @@ class _AsymReader:
         polymer = [residue for residue, inside in zip(residues, is_polymer, strict=True) if inside]
         if len(polymer) < 2:
             return self._ligands(residues, shares=len(residues) > 1)
-        self._report.warn(f"chain {self._asym}: the file has no sequence; it is read off the residues with atoms")
+        self._report.warn(
+            f"chain {self._asym}: the file has no sequence; it is read off the residues with atoms"
+        )
         ligands = [residue for residue, inside in zip(residues, is_polymer, strict=True) if not inside]
         letters = choose_conformers(self._sites, polymer, True, self._report)
         placed = self._numbered(polymer, [int(letter) for letter in letters])

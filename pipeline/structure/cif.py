@@ -8,8 +8,8 @@ import gemmi
 import numpy as np
 from numpy.typing import NDArray
 
-from megafold.pipeline.chemistry.binary_cif import read_blocks
 from megafold.pipeline.chemistry.binary_cif import Block as BinaryBlock
+from megafold.pipeline.chemistry.binary_cif import read_blocks
 from megafold.pipeline.errors import ComponentError, StructureError
 
 #: What an integer column holds where the file has no value.
@@ -124,9 +124,11 @@ def _binary_block(block: BinaryBlock) -> Block:
 
     def fetch(tag: str) -> list[str] | None:
         category, _, item = tag.lstrip("_").partition(".")
-        found = categories[category] if category in categories else None
+        found = categories.get(category)
         column = found.column(item) if found else None
-        return column.text(slice(None)) if column is not None and found is not None and found.row_count else None
+        return (
+            column.text(slice(None)) if column is not None and found is not None and found.row_count else None
+        )
 
     return Block(fetch, str.strip)
 

@@ -26,7 +26,8 @@ NON_METALS: Final = frozenset({1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 52,
 class ComponentResolver:
     """Components by code: the dictionary's, or the file's own where it has another or the dictionary none.
 
-    The input's own atoms win over a namesake in the dictionary. Standard residues are always the dictionary's.
+    The input's own atoms win over a namesake in the dictionary. Standard residues are always the
+    dictionary's.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class ComponentResolver:
                 return known
             if own is not None and _differ(own, known, observed):
                 self._report.warn(
-                    f"component {code}: the file's own definition is used, the dictionary's namesake is another"
+                    f"component {code}: the file's own definition is used, "
+                    "the dictionary's namesake is another"
                 )
                 return own.as_own()
             share = sum(name in known.atom_index for name in observed) / len(observed)
@@ -90,7 +92,9 @@ class ComponentResolver:
         if found is None or not set(self._observed[code]) <= set(found):
             return False
         self._aliases[code] = found
-        self._report.warn(f"component {code}: the file's atom names are older; they are matched by their bonds")
+        self._report.warn(
+            f"component {code}: the file's atom names are older; they are matched by their bonds"
+        )
         return True
 
     def aliases(self, code: str) -> dict[str, str]:
@@ -99,11 +103,13 @@ class ComponentResolver:
 
     def _unknown(self, code: str, why: str) -> StructureError:
         sites = self._parsed.sites
-        rows = np.flatnonzero(sites.comp == sites.comp_names.index(code)) if code in sites.comp_names else []
-        where = f", chain {sites.asym_names[int(sites.asym[rows[0]])]}" if len(rows) else ""
+        where = ""
+        if code in self._observed:
+            row = int(np.argmax(sites.comp == sites.comp_names.index(code)))
+            where = f", chain {sites.asym_names[int(sites.asym[row])]}"
         return StructureError(
-            f"entry {self._entry}{where}: component {code} is unknown ({why}) and the file has no bonds for it; "
-            "add its definition with --ccd-extra, or _chem_comp_atom and _chem_comp_bond rows to the file",
+            f"entry {self._entry}{where}: component {code} is unknown ({why}) and the file has no bonds for "
+            "it; add its definition with --ccd-extra, or _chem_comp_atom and _chem_comp_bond rows to the file",
             reason="unknown-component",
         )
 

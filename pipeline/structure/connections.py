@@ -1,4 +1,5 @@
-"""Bonds between residues, as the file tells of them and as geometry shows them, in the deposited coordinates."""
+"""Bonds between residues, as the file tells of them and as geometry shows them, in the deposited
+coordinates."""
 
 import math
 from collections import defaultdict
@@ -22,7 +23,8 @@ _SULFUR: Final = 16
 _RING_DISTANCE: Final = 1.75
 #: Å; longest bond between light atoms of residues that are neighbours in a polymer.
 _NEIGHBOUR_DISTANCE: Final = 1.9
-#: Å; a row about an alternate that was not taken still holds if the atoms taken are this close to its distance.
+#: Å; a row about an alternate that was not taken still holds if the atoms taken are this close to its
+#: distance.
 _ALTERNATE_TOLERANCE: Final = 0.5
 _USUAL_DISTANCE: Final = {BondKind.METAL: 2.5, BondKind.DISULFIDE: 2.05}
 
@@ -31,8 +33,8 @@ _USUAL_DISTANCE: Final = {BondKind.METAL: 2.5, BondKind.DISULFIDE: 2.05}
 class Link:
     """A bond between two residues: atoms of the :class:`Layout`, ``order`` 0 where unknown.
 
-    ``across``: the ends are of different copies of the deposited coordinates, ``distance`` Å apart (NaN where the
-    file does not say).
+    ``across``: the ends are of different copies of the deposited coordinates, ``distance`` Å apart (NaN where
+    the file does not say).
     """
 
     first: int
@@ -46,7 +48,9 @@ class Link:
 class LinkReader:
     """Collects the links of one entry; an earlier source wins over a later one."""
 
-    def __init__(self, layout: Layout, connections: list[Connection], alt_names: list[str], report: Report) -> None:
+    def __init__(
+        self, layout: Layout, connections: list[Connection], alt_names: list[str], report: Report
+    ) -> None:
         self._layout = layout
         self._connections = connections
         self._alt_names = alt_names
@@ -63,7 +67,10 @@ class LinkReader:
             self._by_author[chain.auth_asym_id, residue.auth_seq, residue.ins_code].append(index)
 
     def read(self) -> list[Link]:
-        """All links, sorted by atoms. The backbone bonds of polymers, which are implied, are not among them."""
+        """All links, sorted by atoms.
+
+        The backbone bonds of polymers, which are implied, are not among them.
+        """
         self._add_file_rows()
         self._add_branches()
         self._add_odd_backbones()
@@ -192,7 +199,8 @@ class LinkReader:
             start += len(chain.residues)
 
     def _add_odd_backbones(self) -> None:
-        """Neighbours in a polymer whose definitions lack the usual linking atoms: the closest pair is the bond."""
+        """Neighbours in a polymer whose definitions lack the usual linking atoms: the closest pair is the
+        bond."""
         layout = self._layout
         forward = {kind: layout.named_atoms([names[0]]) for kind, names in BACKBONE_LINKS.items()}
         backward = {kind: layout.named_atoms([names[1]]) for kind, names in BACKBONE_LINKS.items()}
@@ -209,7 +217,9 @@ class LinkReader:
 
     def _joined(self, first: int, second: int) -> bool:
         residues = self._layout.atom_residue
-        return any((residues[a], residues[b]) == (first, second) for a, b, across in self._links if not across)
+        return any(
+            (residues[a], residues[b]) == (first, second) for a, b, across in self._links if not across
+        )
 
     def _closest(self, first: int, second: int) -> tuple[int, int] | None:
         layout = self._layout
@@ -235,8 +245,8 @@ class LinkReader:
                     first, second = sorted((head, tail))
                     if (first, second, False) not in self._links:
                         self._report.warn(
-                            f"chain {chain.label_asym_id} is a ring: its last residue is bonded to its first, "
-                            "though no struct_conn row says so"
+                            f"chain {chain.label_asym_id} is a ring: its last residue is bonded "
+                            "to its first, though no struct_conn row says so"
                         )
                     self._add(Link(first=head, second=tail, order=1, kind=BondKind.CYCLISATION))
             start = end
@@ -245,4 +255,3 @@ class LinkReader:
 def is_chemical(link: Link) -> bool:
     """Whether a link costs its groups their leaving atoms: metal coordination does not."""
     return link.kind != BondKind.METAL
-

@@ -49,9 +49,7 @@ def read_definitions(blocks: Iterable[Block], structure: Block, report: Report) 
             for name, table in tables.items()
         }
         for code in dict.fromkeys([*rows["_chem_comp_atom"], *rows["_chem_comp_bond"]]):
-            parts = {
-                name: DefinitionRows(tables[name], rows[name].get(code, [])) for name in _CATEGORIES
-            }
+            parts = {name: DefinitionRows(tables[name], rows[name].get(code, [])) for name in _CATEGORIES}
             component = _component(code, parts, structure, report)
             if component is not None and (len(component.bonds) or component.heavy.sum() == 1):
                 found.setdefault(code, component)

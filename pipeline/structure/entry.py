@@ -67,7 +67,7 @@ class AtomSites:
     @property
     def has_coords(self) -> NDArray[np.bool_]:
         """[N] True where the atom has coordinates."""
-        return np.isfinite(self.coords).all(axis=1)
+        return np.asarray(np.isfinite(self.coords).all(axis=1), bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +84,8 @@ class Entity:
     """An entity of the file. ``type`` is polymer, branched, non-polymer, water or ''.
 
     ``polymer_type`` as in ``_entity_poly.type``; ``sequence`` the codes at each position (several where the
-    entity is heterogeneous); ``canonical`` the file's one-letter sequence, '' for none; ``links`` the bonds of
-    a branched entity as (number, atom, number, atom, order).
+    entity is heterogeneous); ``canonical`` the file's one-letter sequence, '' for none; ``links`` the bonds
+    of a branched entity as (number, atom, number, atom, order).
     """
 
     type: str = ""
@@ -112,7 +112,10 @@ class Partner:
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """One covalent, disulfide or metal-coordination row of ``struct_conn``. ``distance`` in Å, NaN for none."""
+    """One covalent, disulfide or metal-coordination row of ``struct_conn``.
+
+    ``distance`` in Å, NaN for none.
+    """
 
     type: str
     first: Partner

@@ -81,9 +81,9 @@ def assembly_bonds(
 ) -> list[tuple[int, int, int, int]]:
     """Bonds of the assembly as (atom, atom, order, kind), sorted, each once.
 
-    A bond within the deposited coordinates exists in every copy, between that copy's atoms. One that reaches into
-    a symmetry mate exists between the copies that are as far apart as the file says; where the assembly lacks the
-    mate it does not exist.
+    A bond within the deposited coordinates exists in every copy, between that copy's atoms. One that reaches
+    into a symmetry mate exists between the copies that are as far apart as the file says; where the assembly
+    lacks the mate it does not exist.
     """
     by_chain: dict[int, dict[str, int]] = defaultdict(dict)
     for index, copy in enumerate(copies):

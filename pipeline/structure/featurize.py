@@ -50,7 +50,8 @@ def featurize_structure(
 ) -> StructureResult:
     """Make the ``structure`` object of a file.
 
-    The same file content, dictionary and options give the same object, wherever and in whatever order it is made.
+    The same file content, dictionary and options give the same object, wherever and in whatever order it is
+    made.
 
     Raises:
         StructureError: the file cannot be read or understood, a component is unknown, or the filters left
@@ -67,7 +68,9 @@ def featurize_structure(
     assembly = choose_assembly(parsed, chains, options.assembly, entry, report)
     reasons = removed_chains(unit, parsed.method, options)
     reasons |= {
-        index: "no_atoms" for index in np.flatnonzero(unit.spans["atom"][:, 1] == 0).tolist() if index not in reasons
+        index: "no_atoms"
+        for index in np.flatnonzero(unit.spans["atom"][:, 1] == 0).tolist()
+        if index not in reasons
     }
     copies = count_removed(assembly.copies, reasons, report)
     coords = move_copies(unit, copies)
@@ -77,8 +80,8 @@ def featurize_structure(
     if not kept:
         removed = ", ".join(f"{reason} {count}" for reason, count in sorted(report.filtered.items()))
         raise StructureError(
-            f"entry {entry} ({path.name}): the filters left no chain ({removed or 'the file has none'}); change the "
-            "filters' options to keep it",
+            f"entry {entry} ({path.name}): the filters left no chain ({removed or 'the file has none'}); "
+            "change the filters' options to keep it",
             reason="empty-after-filters",
         )
     copies, coords = [copies[index] for index in kept], [coords[index] for index in kept]
@@ -209,9 +212,11 @@ class _Writer:
 
 
 def _entity_key(chain: Chain) -> tuple[Any, ...]:
-    """What makes two chains copies of each other: the same residues, and the same bonds between those of a glycan.
+    """What makes two chains copies of each other: the same residues, and the same bonds between those of a
+    glycan.
 
-    Chains of one entity of the file may differ in residues (heterogeneity): they are copies by their sequence.
+    Chains of one entity of the file may differ in residues (heterogeneity): they are copies by their
+    sequence.
     """
     if chain.is_polymer and chain.entity:
         return (chain.mol_type, chain.sequence, len(chain.residues), _modified(chain))

@@ -1,4 +1,5 @@
-"""The atoms that the components' definitions say are there, with the coordinates that the file has of them."""
+"""The atoms that the components' definitions say are there, with the coordinates that the file has of
+them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ class Layout:
         element: [N] atomic number.
         coords: [N, 3] Å, rounded to 1e-3, NaN where unresolved.
         occupancy_b: [N, 2] occupancy and B factor, NaN where unresolved.
-        slots, file_slots: for each component, places of its heavy atoms by the definition's and the file's names.
+        slots, file_slots: for each component, places of its heavy atoms by the definition's and the file's
+            names.
     """
 
     chains: list[Chain]
@@ -74,7 +76,8 @@ class Layout:
 
 
 def lay_out(chains: list[Chain], sites: AtomSites, resolver: ComponentResolver, report: Report) -> Layout:
-    """Put the file's atoms into the definitions' places; atoms outside the definitions are counted and left."""
+    """Put the file's atoms into the definitions' places; atoms outside the definitions are counted and
+    left."""
     residues = [residue for chain in chains for residue in chain.residues]
     chain_of_residue = np.repeat(np.arange(len(chains)), [len(chain.residues) for chain in chains])
     by_code = {code: resolver.get(code) for code in {residue.code for residue in residues}}
@@ -93,7 +96,9 @@ def lay_out(chains: list[Chain], sites: AtomSites, resolver: ComponentResolver, 
         {component.atom_names[atom]: position for position, atom in enumerate(atoms.tolist())}
         for component, atoms in zip(components, heavy, strict=True)
     ]
-    file_slots = [_file_slots(found, resolver.aliases(c.code)) for c, found in zip(components, slots, strict=True)]
+    file_slots = [
+        _file_slots(found, resolver.aliases(c.code)) for c, found in zip(components, slots, strict=True)
+    ]
     coords = np.full((len(atom_residue), 3), np.nan)
     occupancy_b = np.full((len(atom_residue), 2), np.nan)
     rows = np.concatenate([np.empty(0, np.int64), *(residue.rows for residue in residues)])
@@ -130,7 +135,10 @@ def _file_slots(slots: dict[str, int], aliases: dict[str, str]) -> dict[str, int
 def _slots(
     sites: AtomSites, rows: NDArray[np.int64], component: NDArray[np.int64], slots: list[dict[str, int]]
 ) -> NDArray[np.int64]:
-    """Place of each row's atom among its component's heavy atoms, -1 for none. Few distinct pairs, many rows."""
+    """Place of each row's atom among its component's heavy atoms, -1 for none.
+
+    Few distinct pairs, many rows.
+    """
     pairs = component * max(1, len(sites.atom_names)) + sites.atom[rows]
     distinct, inverse = np.unique(pairs, return_inverse=True)
     places = [

@@ -11,7 +11,10 @@ _ROWS = 256
 
 
 def candidate_pairs(coords: list[NDArray[np.float64]], distance: float) -> Iterator[tuple[int, int]]:
-    """Pairs (i < j) of chains whose bounding boxes are within ``distance``. ``coords``: [N_i, 3] each, no NaN."""
+    """Pairs (i < j) of chains whose bounding boxes are within ``distance``.
+
+    ``coords``: [N_i, 3] each, no NaN.
+    """
     filled = np.array([index for index, points in enumerate(coords) if len(points)], np.int64)
     if len(filled) < 2:
         return

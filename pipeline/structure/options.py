@@ -16,22 +16,24 @@ AS_DEPOSITED: Final = "asym"
 class StructureOptions:
     """Options of :func:`megafold.pipeline.structure.featurize_structure`.
 
-    The defaults are the values of the AF3 supplement (section 2.5.4). Waters and hydrogens are always left out.
+    The defaults are the values of the AF3 supplement (section 2.5.4). Waters and hydrogens are always left
+    out.
 
     Attributes:
         assembly: id of the assembly to build, ``asym`` for the coordinates as they are in the file. Where a
-            file has no such assembly, the default ``1`` falls back (with a warning) to its first assembly or to
-            the coordinates as they are; any other id is an error.
+            file has no such assembly, the default ``1`` falls back (with a warning) to its first assembly or
+            to the coordinates as they are; any other id is an error.
         crystallisation_aids: component codes removed where the method is crystallography; empty for none.
         remove_unknown_ligands: remove ligands whose chemistry nobody knows (UNX, and UNL without bonds).
         remove_unknown_chains: remove polymer chains whose resolved residues are all unknown (UNK, N, DN).
         min_resolved_residues: remove polymer chains with fewer resolved residues; 0 keeps all.
-        max_ca_gap: Å; remove protein chains in which the CA atoms of neighbours in sequence are further apart;
-            0 keeps all.
+        max_ca_gap: Å; remove protein chains in which the CA atoms of neighbours in sequence are further
+            apart; 0 keeps all.
         clash_distance: Å; atoms of different chains that are closer clash.
         clash_fraction: remove chains of whose atoms more than this fraction clash with another chain; 1 keeps
             all.
-        max_polymer_chains: refuse entries with more polymer chains in the deposited coordinates; 0 for no limit.
+        max_polymer_chains: refuse entries with more polymer chains in the deposited coordinates; 0 for no
+            limit.
         interface_distance: Å; chains with heavy atoms within this distance form an interface (AF3 SI 2.5.1).
     """
 

@@ -23,7 +23,9 @@ from megafold.pipeline.structure.entry import (
     SchemePosition,
 )
 
-_BOND_TYPES: Final = frozenset({"covale", "covale_base", "covale_phosphate", "covale_sugar", "disulf", "metalc"})
+_BOND_TYPES: Final = frozenset(
+    {"covale", "covale_base", "covale_phosphate", "covale_sugar", "disulf", "metalc"}
+)
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -34,7 +36,9 @@ def parse_structure(path: Path, entry: str, report: Report) -> ParsedEntry:
         StructureError: the file cannot be read, is not valid, or has no atoms.
     """
     blocks = read_cif(path)
-    with_atoms = [block for block in blocks if block.text("_atom_site.id") or block.text("_atom_site.Cartn_x")]
+    with_atoms = [
+        block for block in blocks if block.text("_atom_site.id") or block.text("_atom_site.Cartn_x")
+    ]
     if not with_atoms:
         raise StructureError(
             f"{path} (entry {entry}) has no _atom_site rows; give a file with coordinates", reason="no-atoms"
@@ -53,7 +57,9 @@ def parse_structure(path: Path, entry: str, report: Report) -> ParsedEntry:
             resolution=_resolution(block),
             release_date=_release_date(block),
             deposition_date=_date(
-                block.first("_pdbx_database_status.recvd_initial_deposition_date", "_database_PDB_rev.date_original")
+                block.first(
+                    "_pdbx_database_status.recvd_initial_deposition_date", "_database_PDB_rev.date_original"
+                )
             ),
             sites=sites,
             entities=entities,
@@ -145,7 +151,7 @@ def _asym_entities(
     entity: NDArray[np.int32],
 ) -> dict[str, str]:
     """Entity by chain: what the atoms say, else ``_struct_asym``."""
-    found = {asym_id: entity_id for asym_id, entity_id in block.records("_struct_asym", "id", "entity_id")}
+    found = {row[0]: row[1] for row in block.records("_struct_asym", "id", "entity_id")}
     if len(asym):
         chains, first = np.unique(asym, return_index=True)
         for chain, row in zip(chains.tolist(), first.tolist(), strict=True):

@@ -60,8 +60,8 @@ def majority_kind(components: Iterable[Component]) -> MolType | None:
 def polymer_mol_type(declared: str, components: Sequence[Component]) -> MolType:
     """Type of a polymer chain: what its residues are, where most agree; else what the file declares.
 
-    Polymers that are neither protein nor nucleic acid (peptide nucleic acids, polysaccharides) count as ligands
-    of several residues. A DNA/RNA hybrid is what most of its residues are.
+    Polymers that are neither protein nor nucleic acid (peptide nucleic acids, polysaccharides) count as
+    ligands of several residues. A DNA/RNA hybrid is what most of its residues are.
     """
     majority = majority_kind(components)
     return majority if majority is not None else _MOL_TYPES.get(declared.lower(), MolType.LIGAND)
@@ -82,9 +82,9 @@ def is_whole(code: str, mol_type: MolType) -> bool:
 def restype(component: Component, mol_type: MolType) -> int:
     """Class of a residue's tokens in RESTYPES.
 
-    Standard residues have their own class. A modified residue has the class of the residue it is a modification
-    of, by the dictionary's one-letter code, else by its parent, as AlphaFold 3 encodes its polymer residues;
-    without either, and in ligands, the unknown class.
+    Standard residues have their own class. A modified residue has the class of the residue it is a
+    modification of, by the dictionary's one-letter code, else by its parent, as AlphaFold 3 encodes its
+    polymer residues; without either, and in ligands, the unknown class.
     """
     if mol_type == MolType.LIGAND:
         return UNKNOWN_RESTYPE[mol_type]

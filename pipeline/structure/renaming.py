@@ -1,6 +1,7 @@
 """Atom names of another version of the dictionary: which atom of the definition each atom of the file is.
 
-Dictionaries rename atoms now and then, and files written before keep the old names. The bonds that the coordinates
+Dictionaries rename atoms now and then, and files written before keep the old names. The bonds that the
+coordinates
 show then tell which atom is which: they have to be a part of the definition's bonds, element by element.
 """
 
@@ -36,7 +37,8 @@ def match_names(
 ) -> dict[str, str] | None:
     """The definition's name of each of one residue's heavy atoms, or None where the bonds do not fit.
 
-    ``coords`` [N, 3] Å. Of several ways to fit, names that stay the same are preferred, then the definition's order.
+    ``coords`` [N, 3] Å. Of several ways to fit, names that stay the same are preferred, then the definition's
+    order.
     """
     if not names or not set(elements) <= set(_RADII) or not np.isfinite(coords).all():
         return None

@@ -31,7 +31,8 @@ def group_residues(sites: AtomSites) -> dict[str, list[SiteResidue]]:
     """Residues by chain, in the order of their first atoms.
 
     A residue is what shares chain, numbers, insertion code and component; alternates of each other may be of
-    different components. Atoms that come round again under the same numbers are the next residue, whose insertion
+    different components. Atoms that come round again under the same numbers are the next residue, whose
+    insertion
     code got lost: residues are never fused.
     """
     if not len(sites):
@@ -64,7 +65,8 @@ def group_residues(sites: AtomSites) -> dict[str, list[SiteResidue]]:
 
 
 def _rounds(sites: AtomSites, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """One residue's rows, or several residues' where most atoms come several times without being alternates."""
+    """One residue's rows, or several residues' where most atoms come several times without being
+    alternates."""
     atoms = sites.atom[rows].tolist()
     distinct = set(atoms)
     if 2 * (len(atoms) - len(distinct)) <= len(distinct) or sites.alt[rows].any():
@@ -82,8 +84,8 @@ def choose_conformers(
 ) -> NDArray[np.int32]:
     """Keep one alternate of each residue and one component where there are several: changes ``residues``.
 
-    ``is_linear``: neighbours in the list are bonded (a polymer, a glycan); else every residue is alone. Returns
-    the letter taken of each residue, 0 for none.
+    ``is_linear``: neighbours in the list are bonded (a polymer, a glycan); else every residue is alone.
+    Returns the letter taken of each residue, 0 for none.
     """
     alternates: list[dict[int, int]] = []
     for residue in residues:

@@ -1,4 +1,5 @@
-"""Tokens (AF3 SI 2.6): one per standard or unknown residue of a polymer, one per heavy atom of everything else."""
+"""Tokens (AF3 SI 2.6): one per standard or unknown residue of a polymer, one per heavy atom of everything
+else."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +25,8 @@ _PYRIMIDINES: Final = frozenset({"C", "U", "DC", "DT"})
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Tokens of the kept atoms of a layout: ``T`` tokens, ``R`` residues. Atom indices count the kept ones only.
+    """Tokens of the kept atoms of a layout: ``T`` tokens, ``R`` residues. Atom indices count the kept ones
+    only.
 
     ``frame_atoms`` [T, 3] are -1 where there is no frame; ``is_standard`` [R] marks residues tokenised whole.
     """
@@ -52,9 +54,15 @@ def tokenise(layout: Layout, keep: NDArray[np.bool_]) -> Tokens:
     of_token = residue[first]
     is_single = ~whole[of_token]
 
-    # Atoms of whole residues by their names; a single atom is its own centre, representative and frame origin.
-    slots = np.array([_anchor_slots(component.code, names) for component, names in zip(
-        layout.components, layout.slots, strict=True)], np.int64).reshape(-1, 5)
+    # Atoms of whole residues by their names; a single atom is its own centre, representative and frame
+    # origin.
+    slots = np.array(
+        [
+            _anchor_slots(component.code, names)
+            for component, names in zip(layout.components, layout.slots, strict=True)
+        ],
+        np.int64,
+    ).reshape(-1, 5)
     anchors = layout.first_atom[of_token, None] + slots[layout.component_of_residue[of_token]]
     anchors = np.where(is_single[:, None], first[:, None], place[np.where(is_single[:, None], 0, anchors)])
     frames = anchors[:, 2:].copy()
@@ -74,14 +82,18 @@ def tokenise(layout: Layout, keep: NDArray[np.bool_]) -> Tokens:
 
 
 def _residue_classes(layout: Layout) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """[R] whether a residue is one token, and its class; both depend on its component and the type of its chain."""
+    """[R] whether a residue is one token, and its class; both depend on its component and the type of its
+    chain."""
     mol_types = np.array([chain.mol_type for chain in layout.chains], np.int64).reshape(-1)
     pair = layout.component_of_residue * len(MolType) + mol_types[layout.chain_of_residue]
     distinct, inverse = np.unique(pair, return_inverse=True)
     kinds = [
-        (layout.components[value // len(MolType)], MolType(value % len(MolType))) for value in distinct.tolist()
+        (layout.components[value // len(MolType)], MolType(value % len(MolType)))
+        for value in distinct.tolist()
     ]
-    whole = np.array([is_whole(component.code, kind) and not component.is_own for component, kind in kinds], bool)
+    whole = np.array(
+        [is_whole(component.code, kind) and not component.is_own for component, kind in kinds], bool
+    )
     classes = np.array([restype(component, kind) for component, kind in kinds], np.int64)
     return whole.reshape(-1)[inverse], classes.reshape(-1)[inverse]
 
@@ -99,10 +111,11 @@ def _anchor_slots(code: str, slots: dict[str, int]) -> tuple[int, ...]:
 def _atom_frames(
     coords: NDArray[np.float64], chain: NDArray[np.int64], atoms: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """[A, 3] frames of single-atom tokens: the closest atom of the chain, the atom itself, the second closest.
+    """[A, 3] frames of single-atom tokens: the closest atom of the chain, the atom itself, the second
+    closest.
 
-    -1 where the chain has fewer than three resolved atoms or the atom is not resolved. Distances are compared as
-    whole numbers and ties go to the lower index, so that no machine's rounding decides.
+    -1 where the chain has fewer than three resolved atoms or the atom is not resolved. Distances are compared
+    as whole numbers and ties go to the lower index, so that no machine's rounding decides.
     """
     frames = np.full((len(atoms), 3), -1, np.int64)
     grid = np.round(np.nan_to_num(coords) / _PRECISION).astype(np.int64)

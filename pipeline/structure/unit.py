@@ -15,9 +15,10 @@ from megafold.pipeline.structure.tokens import Tokens
 class Unit:
     """Chains, residues, tokens and atoms of the deposited coordinates, each table in the order of the chains.
 
-    ``spans``: by table name, [C, 2] first row and row count of each chain. ``residues``, ``tokens`` and ``atoms``:
-    columns by name; columns that are indices count within the unit. ``links``: atoms are rows of ``atoms``.
-    ``has_bonds``: [K] whether a component's definition has bonds. ``ca_atom``: [R] atom called CA, -1 for none.
+    ``spans``: by table name, [C, 2] first row and row count of each chain. ``residues``, ``tokens`` and
+    ``atoms``: columns by name; columns that are indices count within the unit. ``links``: atoms are rows of
+    ``atoms``. ``has_bonds``: [K] whether a component's definition has bonds. ``ca_atom``: [R] atom called CA,
+    -1 for none.
     """
 
     chains: list[Chain]
