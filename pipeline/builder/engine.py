@@ -21,7 +21,7 @@ from megafold.pipeline.builder.planner import EntryPlan, Planner
 from megafold.pipeline.builder.progress import BuildProgress
 from megafold.pipeline.builder.runner import make_runner
 from megafold.pipeline.builder.tasks import Outcome, Task, WorkerConfig
-from megafold.pipeline.chemistry.conformers import reference_without_rdkit
+from megafold.pipeline.chemistry.conformers import build_reference
 from megafold.pipeline.chemistry.library import library_content
 from megafold.pipeline.chemistry.reference import ReferenceComponent
 from megafold.pipeline.manifest import manifest_from_rows
@@ -139,7 +139,7 @@ class Build:
         references = [
             ReferenceComponent.from_json(planner.references[key])
             if planner.references[key]
-            else reference_without_rdkit(planner.component(key))
+            else build_reference(planner.component(key), skip_embedding="worker-died")
             for key in used
         ]
         library = store.put(library_content(references))

@@ -138,6 +138,7 @@ class Known:
             ref_pos=view.ref_pos,
             origin=view.origin,
             failure=self._failures.get(view.key, ""),
+            message="",
             automorphisms=view.automorphisms,
             capped=view.key in self._capped,
         )

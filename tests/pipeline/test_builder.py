@@ -1,0 +1,261 @@
+"""The build: reuse, determinism, failures, interruption. On a small sample corpus, end to end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from megafold.cache_store import MAIN_REF, LocalStore
+from megafold.pipeline.builder.config import BuildConfig, FailureLimit, Resources, Sources
+from megafold.pipeline.builder.engine import Build, BuildReport
+from megafold.pipeline.builder.progress import BuildProgress
+from megafold.pipeline.errors import InputError
+from megafold.pipeline.manifest import entry_rows
+from megafold.pipeline.sample_corpus import write_sample_corpus
+
+ENTRIES = 10
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_sample_corpus(folder, entries=ENTRIES, seed=1)
+    return folder
+
+
+@pytest.fixture
+def corpus(sample, tmp_path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(sample, tmp_path / "corpus"))
+
+
+def build(corpus: Path, cache: Path, **changes) -> BuildReport:
+    retry_failed = changes.pop("retry_failed", False)
+    resources = Resources(**{"workers": 0, **changes})
+    sources = Sources(
+        corpus=corpus / "structures",
+        alignments=corpus / "alignments",
+        template_structures=(corpus / "structures",),
+    )
+    config = BuildConfig(sources=sources, cache=cache, resources=resources, retry_failed=retry_failed)
+    return Build(config, BuildProgress(quiet=True)).run()
+
+
+@pytest.fixture(scope="module")
+def built(sample, tmp_path_factory) -> tuple[Path, BuildReport]:
+    cache = tmp_path_factory.mktemp("built") / "cache"
+    return cache, build(sample, cache)
+
+
+def test_every_entry_is_in_the_snapshot(built, sample):
+    cache, report = built
+    names = {path.name.split(".")[0] for path in (sample / "structures").glob("*.cif.gz")}
+    assert report.failures == []
+    assert {row.entry for row in entry_rows(LocalStore.open(cache).manifest())} == names
+
+
+def test_second_build_computes_nothing(built, sample):
+    cache, report = built
+    again = build(sample, cache)
+    assert again.computed == {}
+    assert again.manifest == report.manifest
+    assert sum(again.reused.values()) >= ENTRIES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{"workers": 1}, {"workers": 2, "order": "reversed"}], ids=["one worker", "two, reversed"]
+)
+def test_workers_and_order_do_not_change_the_manifest(built, sample, tmp_path, changes):
+    assert build(sample, tmp_path / "cache", **changes).manifest == built[1].manifest
+
+
+def test_place_of_the_corpus_does_not_change_the_manifest(built, corpus, tmp_path):
+    for path in corpus.rglob("*"):
+        os.utime(path, (1, 1))
+    assert build(corpus, tmp_path / "cache").manifest == built[1].manifest
+
+
+BUILD_COMMAND = """
+import sys
+from pathlib import Path
+from tests.pipeline.test_builder import build
+build(Path(sys.argv[1]), Path(sys.argv[2]), workers=1)
+"""
+
+
+@pytest.mark.slow
+def test_killed_twice_and_resumed_gives_the_same_manifest(built, sample, tmp_path):
+    cache = tmp_path / "cache"
+    for finished_before in (1, 4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", BUILD_COMMAND, sample, cache],
+            cwd=Path(__file__).resolve().parents[2],
+            start_new_session=True,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_for(lambda: journal_lines(cache) >= finished_before, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert LocalStore.open(cache).ref(MAIN_REF) is None
+    finished = journal_lines(cache)
+    report = build(sample, cache)
+    assert report.manifest == built[1].manifest
+    assert sum(report.reused.values()) >= finished - 1
+    assert list(LocalStore.open(cache).journals()) == []
+
+
+def journal_lines(cache: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in cache.glob("journal/*.jsonl"))
+
+
+def wait_for(condition, process, limit_s: float = 120.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert process.poll() is None, "the build ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_edited_alignment_rebuilds_that_msa_and_no_structure(built, corpus, tmp_path):
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    before = {row.entry: row for row in entry_rows(LocalStore.open(cache).manifest())}
+    folder = next(path for path in sorted((corpus / "alignments").iterdir()) if list(path.glob("*.a3m*")))
+    (folder / "extra.a3m").write_text(query_of(folder))
+    report = build(corpus, cache)
+    assert report.computed.get("structure", 0) == 0
+    assert report.computed["msa"] == 1
+    after = {row.entry: row for row in entry_rows(LocalStore.open(cache).manifest())}
+    assert {row.structure for row in after.values()} == {row.structure for row in before.values()}
+    changed = {
+        chain.sequence_digest
+        for entry, row in after.items()
+        for chain, old in zip(row.chains, before[entry].chains, strict=True)
+        if chain.msa != old.msa
+    }
+    assert {digest[:16] for digest in changed} == {folder.name}
+
+
+def query_of(folder: Path) -> str:
+    """An A3M with the folder's query and one row that differs in its first letter."""
+    import gzip
+
+    path = sorted(folder.glob("*.a3m*"))[0]
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    sequence = lines[1]
+    return f">query\n{sequence}\n>tr|X0X0X0|X0X0X0_HUMAN\n{'-' + sequence[1:]}\n"
+
+
+def test_edited_structure_rebuilds_that_entry_alone(built, corpus, tmp_path):
+    import gzip
+
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    path = sorted((corpus / "structures").glob("*.cif.gz"))[0]
+    text = gzip.decompress(path.read_bytes()).decode()
+    path.write_bytes(gzip.compress(text.replace("data_", "data_edited_", 1).encode() + b"\n# edited\n"))
+    report = build(corpus, cache)
+    assert report.computed["structure"] == 1
+    assert report.computed.get("msa", 0) == 0
+
+
+def test_broken_file_is_a_named_failure_and_not_tried_again(corpus, tmp_path):
+    broken = sorted((corpus / "structures").glob("*.cif.gz"))[0]
+    broken.write_bytes(b"not a structure")
+    entry = broken.name.split(".")[0]
+    report = build(corpus, tmp_path / "cache")
+    assert report.entries == ENTRIES - 1
+    structures = [failure for failure in report.failures if failure["stage"] == "structure"]
+    assert [failure["entry"] for failure in structures] == [entry]
+    assert broken.name in structures[0]["message"]
+    assert str(tmp_path) not in structures[0]["message"]
+    again = build(corpus, tmp_path / "cache")
+    assert again.computed == {}
+    assert again.failures == report.failures
+    assert again.manifest == report.manifest
+    retried = build(corpus, tmp_path / "cache", retry_failed=True)
+    assert retried.computed["structure"] == 1
+    assert retried.manifest == report.manifest
+
+
+def test_wrong_alignment_leaves_the_entry_without_an_msa(built, corpus, tmp_path):
+    folder = sorted((corpus / "alignments").iterdir())[0]
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "uniref_hits.a3m").write_text(">query\nWWWW\n>other\nWWWW\n")
+    report = build(corpus, tmp_path / "cache")
+    assert report.entries == ENTRIES
+    assert {failure["reason"] for failure in report.failures} == {"query-mismatch"}
+    rows = entry_rows(LocalStore.open(tmp_path / "cache").manifest())
+    chains = [chain for row in rows for chain in row.chains]
+    concerned = [chain for chain in chains if chain.sequence_digest[:16] == folder.name]
+    assert concerned
+    assert all(chain.msa == "" and chain.msa_status == "failed" for chain in concerned)
+
+
+def test_removed_entry_leaves_the_snapshot(built, corpus, tmp_path):
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    path = sorted((corpus / "structures").glob("*.cif.gz"))[-1]
+    path.unlink()
+    assert build(corpus, cache).entries == ENTRIES - 1
+
+
+def test_lost_object_is_computed_again(built, sample, tmp_path):
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    store = LocalStore.open(cache)
+    row = next(entry_rows(store.manifest()))
+    (digest,) = [digest for digest in store.digests() if str(digest) == row.structure]
+    store.delete(digest)
+    report = build(sample, cache)
+    assert report.computed["structure"] == 1
+    assert report.manifest == built[1].manifest
+    assert store.has(digest)
+
+
+@pytest.mark.slow
+def test_entry_that_kills_its_worker_costs_itself_alone(sample, tmp_path):
+    killer = sorted((sample / "structures").glob("*.cif.gz"))[3].name.split(".")[0]
+    code = f"""
+import os, json, sys
+from pathlib import Path
+import dask
+dask.config.set({{"distributed.worker.preload": ["tests.pipeline.crash_preload"]}})
+from tests.pipeline.test_builder import build
+report = build(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)
+print(json.dumps(report.to_json()))
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", code, sample, tmp_path / "cache"],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "MEGAFOLD_TEST_KILLER": killer},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    report = json.loads(shown.stdout.splitlines()[-1])
+    assert [failure["entry"] for failure in report["failures"]] == [killer]
+    assert report["failures"][0]["reason"] == "worker-died"
+    assert report["entries"] == ENTRIES - 1
+
+
+def test_empty_folder_is_a_clear_error(tmp_path):
+    (tmp_path / "structures").mkdir()
+    (tmp_path / "alignments").mkdir()
+    with pytest.raises(InputError, match="structures"):
+        build(tmp_path, tmp_path / "cache")
+
+
+def test_failure_limit_reads_numbers_and_shares():
+    assert FailureLimit.parse("3").allows(3, 4)
+    assert not FailureLimit.parse("3").allows(4, 1000)
+    assert FailureLimit.parse("5%").allows(5, 100)
+    assert not FailureLimit.parse("5%").allows(6, 100)
+    assert FailureLimit.parse("0").allows(0, 10)
+    for text in ("many", "-1", "101%", "1.5", ""):
+        with pytest.raises(InputError, match="max-failures"):
+            FailureLimit.parse(text)
