@@ -138,7 +138,7 @@ def test_ligands_have_no_alphabet():
     ],
 )
 def test_broken_files_are_named(data, reason, words):
-    with pytest.raises(AlignmentError, match="x.a3m") as caught:
+    with pytest.raises(AlignmentError, match=r"x\.a3m") as caught:
         parse_a3m(data, PROTEIN, "x.a3m")
     assert caught.value.reason == reason
     assert words in str(caught.value)

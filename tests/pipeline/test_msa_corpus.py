@@ -30,6 +30,11 @@ UNKNOWN = {MolType.PROTEIN: "UNK", MolType.RNA: "N", MolType.DNA: "DN"}
 RNA_FILES = ("rna", "rfam", "rf0", "rnasep", "trna")
 
 
+def content_for(sequence, mol_type, files):
+    """The object that the good files give."""
+    return featurize_msa(sequence, mol_type, files).content
+
+
 def class_of(letter, mol_type):
     """AF3's classes by component name; selenocysteine, pyrrolysine, and T and U count as their kin."""
     if letter in "-.":
@@ -42,7 +47,7 @@ def class_of(letter, mol_type):
 
 def walk_a3m(text):
     """[(header, [aligned letter], [insertions left of it])], one character at a time."""
-    records = []
+    records: list[tuple[str, list[str]]] = []
     for line in text.replace("\r", "").split("\n"):
         if line.startswith(">"):
             records.append((line[1:], []))
@@ -66,7 +71,7 @@ def walk_a3m_row(lines):
 
 
 def walk_stockholm(text):
-    rows = {}
+    rows: dict[str, str] = {}
     for line in text.split("\n"):
         if line.startswith("//"):
             break
@@ -152,7 +157,7 @@ def read_whole(path, sequence, mol_type):
         rows = [walk_a3m_row(lines) for _, lines in walk_a3m(raw)]
     cache = {c: class_of(c, mol_type) for letters, _ in rows for c in set(letters)}
     query = [class_of(c, mol_type) for c in sequence]
-    kept = [(query, [0] * len(query))]
+    kept = [(tuple(query), [0] * len(query))]
     seen = {tuple(cache[c] for c in rows[0][0])}
     gap, unknown = RESTYPES.index("-"), RESTYPES.index(UNKNOWN[mol_type])
     for letters, counts in rows[1:]:
@@ -161,12 +166,12 @@ def read_whole(path, sequence, mol_type):
             seen.add(row)
             kept.append((row, counts))
     identity, coverage = [], []
-    for row, _ in kept:
-        aligned = sum(code != gap for code in row)
-        equal = sum(code == q and q != unknown for code, q in zip(row, query, strict=True))
+    for codes, _ in kept:
+        aligned = sum(code != gap for code in codes)
+        equal = sum(code == q and q != unknown for code, q in zip(codes, query, strict=True))
         identity.append(1000 * equal / aligned)
         coverage.append(1000 * aligned / len(query))
-    columns = list(zip(*(row for row, _ in kept), strict=True))
+    columns = list(zip(*(codes for codes, _ in kept), strict=True))
     counts = list(zip(*(count for _, count in kept), strict=True))
     return {
         "msa": columns,
@@ -195,7 +200,7 @@ def test_objects(corpus_dir, name, mol_type):
     sequence = parse_alignment(read_text(path), Alphabet.of(mol_type))[0].query
     result = featurize_msa(sequence, mol_type, [path])
     assert result.failures == ()
-    content, expected = result.content, read_whole(path, sequence, mol_type)
+    content, expected = content_for(sequence, mol_type, [path]), read_whole(path, sequence, mol_type)
     np.testing.assert_array_equal(content.arrays["msa"], expected["msa"])
     np.testing.assert_array_equal(content.arrays["deletion"], expected["deletion"])
     np.testing.assert_array_equal(content.arrays["profile"], np.array(expected["profile"], np.float16))
@@ -218,7 +223,7 @@ def test_query_with_x_matches_the_chain(corpus_dir):
         query = file.read(1000).split("\n")[1]
     differ = [(q, c) for q, c in zip(query, sequence, strict=True) if q != c]
     assert set(differ) == {("X", "M")}
-    content = featurize_msa(sequence, MolType.PROTEIN, [path]).content
+    content = content_for(sequence, MolType.PROTEIN, [path])
     assert content.attributes["sequence"] == sequence
     query_row = content.arrays["msa"][:, 0].tolist()
     assert query_row == [class_of(c, MolType.PROTEIN) for c in sequence]

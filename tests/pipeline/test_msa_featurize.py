@@ -24,11 +24,15 @@ def write(tmp_path):
     return write
 
 
+def content_for(sequence, mol_type, files):
+    """The object that the good files give."""
+    return featurize_msa(sequence, mol_type, files).content
+
+
 def test_small_object(write):
     path = write("hits.a3m", ">q\nMKV\n>a OX=1\nMabbbK-\n>b\n-RV\n>c OX=1\nMKV\n>d\nMKV\n")
-    result = featurize_msa("MKV", MolType.PROTEIN, [path])
-    assert result.failures == ()
-    content = result.content
+    assert featurize_msa("MKV", MolType.PROTEIN, [path]).failures == ()
+    content = content_for("MKV", MolType.PROTEIN, [path])
     schema.validate("msa", content.arrays, content.attributes)
     met, lys, arg, val = (RESTYPE_INDEX[name] for name in ("MET", "LYS", "ARG", "VAL"))
     # Row d equals the query and names no species: a duplicate. Row c equals it, too, but can be paired.
@@ -59,7 +63,7 @@ def test_small_object(write):
 
 def test_deletions_are_clipped_but_their_mean_is_not(write):
     path = write("hits.a3m", f">q\nMK\n>a\nM{'a' * 700}R\n")
-    content = featurize_msa("MK", MolType.PROTEIN, [path]).content
+    content = content_for("MK", MolType.PROTEIN, [path])
     assert content.arrays["deletion"].T.tolist() == [[0, 0], [0, 255]]
     assert content.arrays["deletion_mean"].tolist() == [0, 350]
 
@@ -67,38 +71,38 @@ def test_deletions_are_clipped_but_their_mean_is_not(write):
 def test_duplicates_are_removed_within_a_file_alone(write):
     first = write("uniref.a3m", ">q\nMK\n>a\nMR\n>b\nMR\n>c\nMaR\n")
     second = write("mgnify.a3m", ">q\nMK\n>d\nMR\n")
-    content = featurize_msa("MK", MolType.PROTEIN, [first, second]).content
+    content = content_for("MK", MolType.PROTEIN, [first, second])
     kept = {source["name"]: source["kept"] for source in content.attributes["sources"]}
     assert kept == {"mgnify.a3m": 1, "uniref.a3m": 1}
     # Files go by name, whatever order they were given in.
     assert content.arrays["rows"][0].tolist() == [-1, 0, 1]
-    swapped = featurize_msa("MK", MolType.PROTEIN, [second, first]).content
+    swapped = content_for("MK", MolType.PROTEIN, [second, first])
     assert swapped.digest() == content.digest()
 
 
 def test_equal_rows_of_other_species_stay(write):
     path = write("pairing.a3m", ">q\nMK\n>a OX=1\nMR\n>b OX=2\nMR\n>c OX=1\nMR\n>d OX=2\nMR\n>e\nMR\n")
-    content = featurize_msa("MK", MolType.PROTEIN, [path]).content
+    content = content_for("MK", MolType.PROTEIN, [path])
     names = content.attributes["species"]
     assert [names[k] if k >= 0 else "" for k in content.arrays["rows"][1, 1:]] == ["1", "2", ""]
 
 
 def test_rows_without_residues_are_counted(write):
     path = write("hits.a3m", ">q\nMK\n>a\n--\n>b\n-aa-\n>c\nM-\n")
-    content = featurize_msa("MK", MolType.PROTEIN, [path]).content
+    content = content_for("MK", MolType.PROTEIN, [path])
     assert content.arrays["msa"].shape == (2, 2)
     assert content.attributes["warnings"] == ["hits.a3m: 2 rows without residues dropped"]
 
 
 def test_the_same_bytes_count_once(write):
     text = ">q\nMK\n>a\nMR\n"
-    content = featurize_msa("MK", MolType.PROTEIN, [write("a.a3m", text), write("b.a3m", text)]).content
+    content = content_for("MK", MolType.PROTEIN, [write("a.a3m", text), write("b.a3m", text)])
     assert content.arrays["msa"].shape == (2, 2)
     assert content.attributes["warnings"] == ["b.a3m: the same bytes as a.a3m, counted once"]
 
 
 def test_query_alone_is_an_object(write):
-    content = featurize_msa("MK", MolType.PROTEIN, [write("a.a3m", ">q\nMK\n")]).content
+    content = content_for("MK", MolType.PROTEIN, [write("a.a3m", ">q\nMK\n")])
     assert content.arrays["msa"].shape == (2, 1)
 
 
@@ -127,7 +131,8 @@ def test_a_file_of_another_chain_fails_alone(write, query, words):
     good = write("good.a3m", ">q\nMKV\n>a\nMRV\n")
     result = featurize_msa("MKV", MolType.PROTEIN, [bad, good])
     assert len(result.failures) == 1
-    assert [source["name"] for source in result.content.attributes["sources"]] == ["good.a3m"]
+    content = content_for("MKV", MolType.PROTEIN, [bad, good])
+    assert [source["name"] for source in content.attributes["sources"]] == ["good.a3m"]
 
 
 def test_broken_files_fail_with_their_path(write):
@@ -142,12 +147,12 @@ def test_broken_files_fail_with_their_path(write):
 
 @pytest.mark.parametrize(("query", "chain"), [("MXV", "MKV"), ("MKV", "MXV"), ("mkv", "MKV"), ("MBV", "MDV")])
 def test_unknown_letters_match_anything(write, query, chain):
-    content = featurize_msa(chain, MolType.PROTEIN, [write("a.a3m", f">q\n{query}\n>a\nMKV\n")]).content
+    content = content_for(chain, MolType.PROTEIN, [write("a.a3m", f">q\n{query}\n>a\nMKV\n")])
     assert content.attributes["sequence"] == chain
 
 
 def test_an_unknown_query_residue_equals_nothing(write):
-    content = featurize_msa("MX", MolType.PROTEIN, [write("a.a3m", ">q\nMX\n>a OX=1\nMZ\n>b\n-Z\n")]).content
+    content = content_for("MX", MolType.PROTEIN, [write("a.a3m", ">q\nMX\n>a OX=1\nMZ\n>b\n-Z\n")])
     assert content.arrays["rows"][2].tolist() == [500, 500, 0]
 
 
@@ -160,7 +165,7 @@ def test_an_unknown_query_residue_equals_nothing(write):
     ],
 )
 def test_each_chain_has_its_own_alphabet(write, mol_type, sequence, row, names):
-    content = featurize_msa(sequence, mol_type, [write("a.a3m", f">q\n{sequence}\n>a\n{row}\n")]).content
+    content = content_for(sequence, mol_type, [write("a.a3m", f">q\n{sequence}\n>a\n{row}\n")])
     assert content.arrays["msa"][:, 1].tolist() == [RESTYPE_INDEX[name] for name in names]
     assert content.attributes["mol_type"] == mol_type.name.lower()
 
@@ -168,7 +173,7 @@ def test_each_chain_has_its_own_alphabet(write, mol_type, sequence, row, names):
 def test_nul_separated_file_gives_the_chain_its_alignment(write):
     path = write("unpaired.a3m", b">101\nMKV\n>a\nMRV\n\0>102\nACDE\n>b\nAC-E\n\0")
     for sequence, n_row in (("MKV", 2), ("ACDE", 2)):
-        content = featurize_msa(sequence, MolType.PROTEIN, [path]).content
+        content = content_for(sequence, MolType.PROTEIN, [path])
         assert content.arrays["msa"].shape == (len(sequence), n_row)
     assert featurize_msa("MMM", MolType.PROTEIN, [path]).failures[0].reason == "query-mismatch"
 
@@ -176,8 +181,8 @@ def test_nul_separated_file_gives_the_chain_its_alignment(write):
 def test_joined_alignment_gives_each_chain_its_columns(write):
     text = "#3,4\t1,1\n>101\t102\nMKVACDE\n>a\tb\nMRVaAC-E\n>c\n---AC-E\n>d\nMR-----\n"
     path = write("complex.a3m", text)
-    first = featurize_msa("MKV", MolType.PROTEIN, [path]).content
-    second = featurize_msa("ACDE", MolType.PROTEIN, [path]).content
+    first = content_for("MKV", MolType.PROTEIN, [path])
+    second = content_for("ACDE", MolType.PROTEIN, [path])
     # Row c has nothing of the first chain, row d nothing of the second; row `a b` pairs the two.
     assert first.arrays["msa"].shape == (3, 3)
     assert second.arrays["msa"].shape == (4, 3)
@@ -188,9 +193,9 @@ def test_joined_alignment_gives_each_chain_its_columns(write):
 
 
 def test_paired_files_without_species_pair_by_row(write):
-    content = featurize_msa("MK", MolType.PROTEIN, [write("paired.a3m", ">q\nMK\n>a\nMR\n>b\nMR\n")]).content
+    content = content_for("MK", MolType.PROTEIN, [write("paired.a3m", ">q\nMK\n>a\nMR\n>b\nMR\n")])
     assert content.attributes["species"] == ["row:1", "row:2"]
-    content = featurize_msa("MK", MolType.PROTEIN, [write("unpaired.a3m", ">q\nMK\n>a\nMR\n")]).content
+    content = content_for("MK", MolType.PROTEIN, [write("unpaired.a3m", ">q\nMK\n>a\nMR\n")])
     assert content.attributes["species"] == []
 
 
@@ -198,7 +203,7 @@ def test_formats_and_compression_give_the_same_rows(write):
     a3m = ">q\nMKV\n>a\nMaR-\n>b\nM-V\n"
     sto = "# STOCKHOLM 1.0\nq M.KV\na MaR-\nb M.-V\n//\n"
     arrays = [
-        featurize_msa("MKV", MolType.PROTEIN, [path]).content.arrays
+        content_for("MKV", MolType.PROTEIN, [path]).arrays
         for path in (write("a.a3m", a3m), write("a.sto", sto), write("b.a3m.gz", gzip.compress(a3m.encode())))
     ]
     for other in arrays[1:]:

@@ -36,7 +36,7 @@ def naive(msas):
         rows = [r for r in range(len(species)) if species[r] >= 0]
         named = [r for r in rows if source[r] in pairing]
         rows = named or rows
-        groups = {}
+        groups: dict[str, list] = {}
         for position, r in enumerate(rows, 1):
             entry = (-identity[r] * coverage[r], r, position)
             groups.setdefault(msa.species[species[r]], []).append(entry)
@@ -154,6 +154,7 @@ def test_real_pairing_files(corpus_dir):
     contents = [content_of(folder / f"7wux_{k}_pairing.a3m.gz") for k in (1, 2)]
     msas = [MsaRows.from_content(content) for content in contents]
     content = pair_msas(msas)
+    assert content is not None
     schema.validate("pairing", content.arrays, content.attributes)
     assert content.attributes["msas"] == [str(item.digest()) for item in contents]
     result = content.arrays["pairing"]

@@ -7,7 +7,7 @@ from megafold.pipeline.msa.species import species_of, species_of_rows
 HEADERS = {
     "UniRef90_A0A4U1FNC5/3-139 [subseq from] Hemoglobin n=1 Tax=Monodon monoceros TaxID=40151 "
     "RepID=A0A4U1FNC5_MONMO": "40151",
-    "UniRef90_P63111/2-142 [subseq from] Hemoglobin subunit alpha n=8 Tax=Catarrhini TaxID=9526 RepID=HBA_PAPAN": "9526",
+    "UniRef90_P63111/2-142 [subseq from] Hemoglobin n=8 Tax=Catarrhini TaxID=9526 RepID=HBA_PAPAN": "9526",
     "UniRef100_A0A2H1A674_498019/\t268\t0.985\t6.443E-78\t0\t203\t204\t0\t203\t204": "498019",
     "UniRef100_UPI00186459A6_118141/": "118141",
     "UniRef100_A0A0M5M6Q1\t257\t0.978": "",

@@ -77,6 +77,6 @@ def test_several_alignments():
     ],
 )
 def test_broken_files_are_named(data, reason):
-    with pytest.raises(AlignmentError, match="x.sto") as caught:
+    with pytest.raises(AlignmentError, match=r"x\.sto") as caught:
         parse_stockholm(data, PROTEIN, "x.sto")
     assert caught.value.reason == reason
