@@ -61,5 +61,8 @@ def is_told(error: Exception) -> bool:
     from megafold.cache_store import CacheError
     from megafold.pipeline.errors import MegafoldError
 
-    # The trainer's errors derive from neither: it knows nothing of the pipeline.
-    return isinstance(error, CacheError | MegafoldError) or type(error).__name__ == "TrainingError"
+    if isinstance(error, CacheError | MegafoldError):
+        return True
+    # Asked of the module only if it is loaded: it is torch's side, which most commands never import.
+    trainer = sys.modules.get("megafold.trainer.errors")
+    return trainer is not None and isinstance(error, trainer.TrainerError)

@@ -1,0 +1,118 @@
+"""``megafold train``: the bundled trainer on a cache."""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from megafold.pipeline.errors import InputError
+
+
+@click.command(name="train")
+@click.argument("cache", type=click.Path(path_type=Path))
+@click.option("--preset", default="tiny", show_default=True, help="Sizes of the network: tiny, small, af3.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/train"), show_default=True)
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out.")
+@click.option("--allow-other-data", is_flag=True, help="Resume although the cache's snapshot is another.")
+@click.option("--steps", type=click.IntRange(0), help="Optimizer steps in all.")
+@click.option("--entry", "entries", multiple=True, help="Train on this entry alone; repeatable.")
+@click.option("--tokens", type=click.IntRange(1), default=384, show_default=True, help="Tokens of a crop.")
+@click.option("--msa-rows", type=click.IntRange(1), default=1024, show_default=True)
+@click.option("--templates", type=click.IntRange(0), default=4, show_default=True)
+@click.option("--epoch-size", type=click.IntRange(1), help="Samples an epoch; default: one an entry.")
+@click.option("--workers", type=click.IntRange(0), help="Processes that load data; 0: the trainer's own.")
+@click.option("--backend", type=click.Choice(["eager", "compile", "triton"]), default="eager")
+@click.option("--device", help="auto, cpu, cuda, cuda:1, …")
+@click.option("--precision", type=click.Choice(["bf16", "fp32"]))
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--sample-structures", type=click.IntRange(0), help="Structures to predict at the end.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other training setting; repeatable."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def command(
+    cache: Path, preset: str, out: Path, resume: bool, allow_other_data: bool, as_json: bool, **values: Any
+) -> None:
+    """Train a model on CACHE.
+
+    Ctrl-C ends the run after the step in hand, with a checkpoint; --resume goes on exactly there. Under
+    torchrun each rank takes its share of every epoch.
+    """
+    try:
+        from megafold.trainer.train import Resume, build_model, run_training
+    except ImportError as error:
+        raise InputError(
+            f"training needs torch ({error}): pip install 'megafold[train]'", reason="no-torch"
+        ) from error
+
+    config = _config(preset, values)
+    data = _data(cache, values)
+    summary = run_training(
+        config,
+        data,
+        out,
+        resume=Resume(allow_other_data=allow_other_data) if resume else None,
+        model=build_model(config, values["backend"]),
+    )
+    if as_json:
+        click.echo(json.dumps(summary.to_dict(), indent=1))
+        return
+    click.echo(f"{summary.steps} steps in {summary.minutes:.1f} min, loss {summary.loss:.3f}: {out}")
+    for structure in summary.structures:
+        best = max(structure.lddt)
+        click.echo(
+            f"{structure.entry}: lDDT {best:.3f} (best of {len(structure.lddt)}), "
+            f"RMSD {min(structure.rmsd):.2f} Å: {structure.path}"
+        )
+
+
+def _config(preset: str, values: dict[str, Any]) -> Any:
+    from megafold.trainer.config import TrainConfig
+
+    named = {
+        "steps": values["steps"],
+        "num_workers": values["workers"],
+        "device": values["device"],
+        "precision": values["precision"],
+        "seed": values["seed"],
+        "sample_count": values["sample_structures"],
+    }
+    changes = {name: value for name, value in named.items() if value is not None}
+    known = {item.name: item for item in fields(TrainConfig)}
+    for text in values["settings"]:
+        name, equals, value = text.partition("=")
+        if not equals or name not in known:
+            raise click.UsageError(f"--set {text}: give NAME=VALUE, NAME one of {', '.join(sorted(known))}")
+        changes[name] = _typed(name, value, type(known[name].default))
+    return TrainConfig.for_preset(preset, **changes)
+
+
+def _typed(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        return text.lower() in ("1", "true", "yes")
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise click.UsageError(f"--set {name}={text}: {error}") from error
+
+
+def _data(cache: Path, values: dict[str, Any]) -> Any:
+    from megafold.pipeline.stream import CropConfig, MsaConfig, SamplingConfig, StreamConfig, TemplateConfig
+    from megafold.pipeline.stream.torch_dataset import StreamDataset, TorchCollate
+    from megafold.trainer.batches import TrainingData
+
+    entries = tuple(entry.lower() for entry in values["entries"])
+    stream = StreamConfig(
+        seed=values["seed"],
+        crop=CropConfig(tokens=values["tokens"], atoms=12 * values["tokens"] + 24),
+        msa=MsaConfig(rows=values["msa_rows"]),
+        template=TemplateConfig(count=values["templates"]),
+        sampling=SamplingConfig(
+            weights="uniform" if entries else "af3", entries=entries, epoch_size=values["epoch_size"]
+        ),
+    )
+    dataset = StreamDataset(cache, stream)
+    identity = {"manifest": str(dataset.stream.manifest), "stream": json.loads(json.dumps(asdict(stream)))}
+    return TrainingData(dataset=dataset, collate=TorchCollate(meta=True), identity=identity)
