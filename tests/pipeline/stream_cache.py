@@ -147,11 +147,10 @@ def structure(entry, chains, bonds=(), interfaces=(), release_date="2020-01-01")
             else:
                 for index in range(len(names)):
                     atom = first + index
-                    frame = (atom - 1, atom, atom + 1)
                     has_frame = 0 < index < len(names) - 1
-                    frame = frame if has_frame else (-1, -1, -1)
+                    around = (atom - 1, atom, atom + 1) if has_frame else (-1, -1, -1)
                     tables["tokens"].append(
-                        (residue, atom, 1, restype, atom, atom, *frame, has_frame and is_resolved)
+                        (residue, atom, 1, restype, atom, atom, *around, has_frame and is_resolved)
                     )
                     centers.append(coords[atom])
         now = [len(tables[name]) for name in ("residues", "tokens", "atoms")]

@@ -1,6 +1,7 @@
 """The stream over real entries, against the files themselves as gemmi and a ten-line A3M reader see them."""
 
 import gzip
+from typing import Any
 
 import gemmi
 import numpy as np
@@ -41,10 +42,12 @@ def featurize_entry(store, corpus, entry, dictionary, components):
     components.update({component.key: component for component in result.own_components})
     components.update({key: dictionary.get(key) for key in set(row["components"]) - set(components)})
     templates = TemplateStructures((corpus / "structures",))
-    by_entity, msas = {}, []
+    by_entity: dict[int, dict[str, str]] = {}
+    msas = []
+    entities: Any = result.content.attributes["entities"]
     for chain in row["chains"]:
         number = chain["entity_id"]
-        sequence = result.content.attributes["entities"][number - 1]["sequence"]
+        sequence = entities[number - 1]["sequence"]
         folder = corpus / "alignments" / chain["sequence_digest"][:16]
         if number not in by_entity:
             by_entity[number] = {"msa": "", "template": ""}
@@ -74,7 +77,8 @@ def featurize_entry(store, corpus, entry, dictionary, components):
 def cache(corpus_dir, tmp_path_factory):
     path = tmp_path_factory.mktemp("real") / "cache"
     store = LocalStore.create(path)
-    dictionary, components = load_dictionary(), {}
+    dictionary = load_dictionary()
+    components: dict[str, Any] = {}
     rows = [featurize_entry(store, corpus_dir, entry, dictionary, components) for entry in ENTRIES]
     library = store.put(library_content([build_reference(item) for item in components.values()]))
     attributes = {"components": str(library), "config": {}, "versions": {}}
@@ -83,7 +87,7 @@ def cache(corpus_dir, tmp_path_factory):
 
 
 def stream_of(cache, entry, **changes):
-    values = {
+    values: dict[str, Any] = {
         "sampling": SamplingConfig(entries=(entry,), epoch_size=1000),
         "crop": CropConfig(tokens=96, atoms=800),
         # 2hhb is older than all its templates
@@ -96,7 +100,7 @@ def gemmi_atoms(corpus, entry):
     """{(label_asym_id, label_seq_id or None, component, atom name): [positions]} of the first model."""
     structure = gemmi.read_structure(str(corpus / "structures" / f"{entry}.cif.gz"))
     structure.remove_alternative_conformations()
-    atoms = {}
+    atoms: dict[Any, list[Any]] = {}
     for chain in structure[0]:
         for residue in chain:
             for atom in residue:
@@ -139,20 +143,20 @@ def test_samples_of_real_entries_fit_the_schema(cache, entry):
 @pytest.mark.parametrize("entry", ["2hhb", "5zyh", "1igt"])
 def test_labels_are_the_files_coordinates(corpus_dir, cache, entry):
     atoms = gemmi_atoms(corpus_dir, entry)
-    by_name = {}
+    by_name: dict[Any, list[Any]] = {}
     for (label, seq, _, name), positions in atoms.items():
         by_name.setdefault((label, seq, name), []).extend(positions)
     stream = stream_of(cache, entry)
     compared = 0
     for index in range(4):
         sample = stream.sample(index)
-        ours, theirs = [], []
+        moved, in_file = [], []
         for atom, key in enumerate(atom_keys(stream, sample)):
             found = by_name.get(key, [])
             if len(found) == 1 and sample.features["coords_mask"][atom]:
-                ours.append(sample.features["coords"][atom].astype(np.float64))
-                theirs.append(found[0])
-        ours, theirs = np.array(ours), np.array(theirs)
+                moved.append(sample.features["coords"][atom].astype(np.float64))
+                in_file.append(found[0])
+        ours, theirs = np.array(moved), np.array(in_file)
         assert len(ours) > 100
         compared += len(ours)
         distance = [np.linalg.norm(p[:, None] - p[None], axis=-1) for p in (ours, theirs)]

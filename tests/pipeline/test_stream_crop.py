@@ -41,7 +41,7 @@ CODES = {
 
 @st.composite
 def entries(draw):
-    chains = []
+    chains: list[Chain] = []
     for _ in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from(list(CODES)))
         length = 1 if kind == MolType.LIGAND else draw(st.integers(1, 12))
@@ -203,16 +203,16 @@ def test_contiguous_crops_have_the_distribution_of_the_algorithm():
     pool = np.arange(entry.n_token)
     rng, reference = np.random.default_rng(5), random.Random(5)
     n_draw, limit = 3000, 18
-    ours, naive = [], []
+    drawn, printed = [], []
     for _ in range(n_draw):
         order = contiguous_order(entry, pool, limit, rng)
         assert len(order) == limit
         chain = entry.token_chain[order]
         for c in set(chain):
             assert (np.diff(order[chain == c]) == 1).all()
-        ours.append(np.bincount(chain, minlength=3))
-        naive.append(naive_contiguous(lengths, limit, reference))
-    ours, naive = np.array(ours), np.array(naive)
+        drawn.append(np.bincount(chain, minlength=3))
+        printed.append(naive_contiguous(lengths, limit, reference))
+    ours, naive = np.array(drawn), np.array(printed)
     error = np.sqrt((ours.var(axis=0) + naive.var(axis=0)) / n_draw)
     assert (abs(ours.mean(axis=0) - naive.mean(axis=0)) < 5 * error).all()
     assert (abs(ours.std(axis=0) - naive.std(axis=0)) < 0.15 * naive.std(axis=0)).all()

@@ -1,6 +1,7 @@
 import hashlib
 import multiprocessing
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def cache(tmp_path_factory):
 
 
 def config(**changes):
-    values = {
+    values: dict[str, Any] = {
         "crop": CropConfig(tokens=64, atoms=500),
         "template": TemplateConfig(min_aligned=1),
         "sampling": SamplingConfig(entries=("1abc",), epoch_size=100),
@@ -164,7 +165,7 @@ def test_reference_features_come_from_the_library(cache):
         own = uid == space
         edges = [f["ref_pos"][own].astype(np.float64) for f in (features, plain)]
         lengths = [np.linalg.norm(e[:, None] - e[None], axis=-1) for e in edges]
-        np.testing.assert_allclose(*lengths, rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(lengths[0], lengths[1], rtol=1e-4, atol=1e-3)
         assert abs(edges[0] - edges[1]).max() > 0.1
 
 
@@ -371,9 +372,9 @@ def test_bad_samples_are_told(cache, name, change, message):
 
 
 def test_recent_keeps_the_last_used():
-    gone = []
-    recent = Recent(2, gone.append)
-    assert [recent.get(key, lambda key=key: key * 2) for key in "abac"] == ["aa", "bb", "aa", "cc"]
+    gone: list[str] = []
+    recent: Recent[str] = Recent(2, gone.append)
+    assert [recent.get(key, (2 * key).__str__) for key in "abac"] == ["aa", "bb", "aa", "cc"]
     assert gone == ["bb"]
     recent.clear()
     assert sorted(gone) == ["aa", "bb", "cc"]
