@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from megafold.pipeline.schema import GAP
 
+_BLOCK_BYTES = 1 << 18
+
 
 @dataclass(frozen=True, kw_only=True)
 class Insertions:
@@ -76,7 +78,7 @@ def keep_columns(
     next_kept: NDArray[np.int64] = np.cumsum(keep) - keep
     n_kept = int(keep.sum())
     dropped = np.flatnonzero(~keep)
-    row, index = np.nonzero(codes[:, dropped] != GAP)
+    row, index = _residues_in(codes, dropped)
     column: NDArray[np.int64] = next_kept[dropped[index]]
     count = np.ones(len(row), np.int32)
     if insertions is not None and len(insertions.row):
@@ -86,6 +88,19 @@ def keep_columns(
     inside = column < n_kept
     kept = codes[:, keep]
     return kept, Insertions.of(row[inside], column[inside], count[inside])
+
+
+def _residues_in(
+    codes: NDArray[np.uint8], columns: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row and index into ``columns`` of each residue in these columns; a block of rows at a time."""
+    block = max(1, _BLOCK_BYTES // codes.shape[1])
+    rows, indices = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for start in range(0, len(codes) if len(columns) else 0, block):
+        row, index = np.nonzero(codes[start : start + block, columns] != GAP)
+        rows.append(row + start)
+        indices.append(index)
+    return np.concatenate(rows), np.concatenate(indices)
 
 
 def crop_columns(alignment: Alignment, start: int, stop: int) -> Alignment:

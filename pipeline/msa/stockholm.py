@@ -4,10 +4,10 @@ Columns where the query has a residue are kept; what other rows hold elsewhere a
 interleaved. ``#=GS … DE`` descriptions join the row's header, other annotation is skipped.
 """
 
+import io
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megafold.pipeline.errors import AlignmentError
 from megafold.pipeline.msa.alignment import Alignment, keep_columns
@@ -29,15 +29,17 @@ class StockholmBlock:
     descriptions: dict[bytes, bytes] = field(default_factory=dict)
     reference: bytes = b""
 
-    def text(self, name: str) -> tuple[list[bytes], NDArray[np.uint8]]:
-        """Row names and the characters, uint8 [N_row, N_column].
+    def take_rows(self, name: str) -> tuple[list[bytes], list[bytes]]:
+        """Row names and the rows' characters over all columns. The block gives them up: do not ask twice.
 
         Raises:
             AlignmentError: a row of another length (``row-length``).
         """
-        rows = [b"".join(chunks) for chunks in self.rows.values()]
-        names = list(self.rows)
-        width = len(rows[0])
+        rows = []
+        for chunks in self.rows.values():
+            rows.append(b"".join(chunks))
+            chunks.clear()
+        names, width = list(self.rows), len(rows[0])
         for label, row in zip(names, rows, strict=True):
             if len(row) != width:
                 raise AlignmentError(
@@ -45,7 +47,7 @@ class StockholmBlock:
                     f"row has {width}; the file is cut off or a name occurs twice, make it again",
                     reason="row-length",
                 )
-        return names, np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), width)
+        return names, rows
 
 
 def read_blocks(data: bytes, name: str) -> list[StockholmBlock]:
@@ -55,9 +57,7 @@ def read_blocks(data: bytes, name: str) -> list[StockholmBlock]:
         AlignmentError: no alignment in it (``no-records``) or a line that is none (``bad-line``).
     """
     blocks, block = [], StockholmBlock()
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if not line or line == b"\r":
-            continue
+    for number, line in enumerate(io.BytesIO(data), 1):
         if line.startswith(b"#"):
             _read_annotation(line, block)
         elif line.startswith(b"//"):
@@ -100,22 +100,26 @@ def parse_stockholm(data: bytes, alphabet: Alphabet, name: str) -> list[Alignmen
         name: the file's name, for messages.
 
     Raises:
-        AlignmentError: as :func:`read_blocks` and :meth:`StockholmBlock.text`; ``bad-character`` where a
+        AlignmentError: as :func:`read_blocks` and :meth:`StockholmBlock.take_rows`; ``bad-character`` where a
             row holds something else than letters and gaps; ``bad-query`` where the first row is all gaps.
     """
     return [_parse_block(block, alphabet, name) for block in read_blocks(data, name)]
 
 
 def _parse_block(block: StockholmBlock, alphabet: Alphabet, name: str) -> Alignment:
-    names, text = block.text(name)
-    codes = np.frombuffer(text.tobytes().translate(alphabet.columns), np.uint8).reshape(text.shape)
-    if codes.max() == INVALID:
-        row, column = np.argwhere(codes == INVALID)[0]
-        raise AlignmentError(
-            f"{name}: row {names[row].decode('utf-8', 'replace')} holds {chr(text[row, column])!r}, "
-            "which is no residue",
-            reason="bad-character",
-        )
+    names, rows = block.take_rows(name)
+    query_row = rows[0]
+    valid = bytes(code for code in range(256) if alphabet.columns[code] != INVALID)
+    codes = np.empty((len(rows), len(query_row)), np.uint8)
+    for index, row in enumerate(rows):
+        if invalid := row.translate(None, valid):
+            raise AlignmentError(
+                f"{name}: row {names[index].decode('utf-8', 'replace')} holds {chr(invalid[0])!r}, "
+                "which is no residue",
+                reason="bad-character",
+            )
+        codes[index] = np.frombuffer(row.translate(alphabet.columns), np.uint8)
+        rows[index] = b""  # a large alignment must not be in memory twice
     keep = codes[0] != GAP
     if not keep.any():
         raise AlignmentError(
@@ -126,5 +130,5 @@ def _parse_block(block: StockholmBlock, alphabet: Alphabet, name: str) -> Alignm
     headers = [
         label + b" " + block.descriptions[label] if label in block.descriptions else label for label in names
     ]
-    query = text[0, keep].tobytes().upper().decode("ascii")
-    return Alignment(query=query, headers=headers, codes=kept, insertions=insertions)
+    query = bytes(code for code, is_kept in zip(query_row, keep, strict=True) if is_kept)
+    return Alignment(query=query.upper().decode("ascii"), headers=headers, codes=kept, insertions=insertions)

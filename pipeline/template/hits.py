@@ -128,7 +128,8 @@ def _chain(name: str) -> tuple[str, str] | Skipped:
 
 
 def _stockholm_hits(block: StockholmBlock, sequence: str, name: str) -> HitList:
-    names, text = block.text(name)
+    names, text_rows = block.take_rows(name)
+    text = np.frombuffer(b"".join(text_rows), np.uint8).reshape(len(names), -1)
     is_gap = np.isin(text, np.frombuffer(_GAPS, np.uint8))
     rows = [
         _Row.of(label.decode("utf-8", "replace"), row[~gap])

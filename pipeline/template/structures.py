@@ -47,8 +47,8 @@ class TemplateEntry:
 
     def candidates(self, chain: str) -> list[TemplateChain]:
         """The chains a hit may mean by ``chain``: by author id first, then by label id."""
-        by_author = [item for item in self.chains if item.auth_asym_id == chain]
-        by_label = [item for item in self.chains if item.label_asym_id == chain and item not in by_author]
+        by_author = [c for c in self.chains if c.auth_asym_id == chain]
+        by_label = [c for c in self.chains if c.label_asym_id == chain and c.auth_asym_id != chain]
         return by_author + by_label
 
 
