@@ -181,6 +181,12 @@ def test_the_time_limit_ends_the_embedding_and_says_so(dictionary, monkeypatch):
     assert (ref.origin, ref.failure) == (RefOrigin.IDEAL, "timeout")
 
 
+def test_an_embedding_that_is_not_tried_has_the_failure_it_is_given(dictionary):
+    ref = build_reference(dictionary.get("ALA"), skip_embedding="worker-died")
+    assert (ref.origin, ref.failure) == (RefOrigin.IDEAL, "worker-died")
+    assert ref.ref_mask.all()
+
+
 def test_too_many_atoms_are_not_embedded():
     pos = np.arange(4200, dtype=float).reshape(1400, 3)
     ref = build_reference(chain(1400, pos=pos))
