@@ -119,21 +119,23 @@ def msa_features(
     profile[np.arange(n_token), restype] = 1
     deletion_mean = np.zeros(n_token, np.float32)
 
-    first_unpaired = 1 + len(plan.paired)
+    first = 1 + len(plan.paired)
     for index, block in enumerate(blocks):
-        partners = np.flatnonzero(plan.paired[:, index] > 0)
-        own = plan.unpaired[index]
-        source = np.concatenate([[0], plan.paired[partners, index], own])
-        target = np.concatenate([[0], 1 + partners, first_unpaired + np.arange(len(own))])
-        first_unpaired += len(own)
-        for stored, rows in ((block.msa, msa), (block.deletion, deletion)):
-            rows[block.tokens[:, None], target] = stored.take(source, axis=1)[block.columns]
+        paired, own = plan.paired[:, index], plan.unpaired[index]
+        head = np.concatenate([[0], np.maximum(paired, 0)])
+        absent = 1 + np.flatnonzero(paired < 0)
+        for stored, rows, empty in ((block.msa, msa, GAP), (block.deletion, deletion, 0)):
+            taken = stored.take(head, axis=1)
+            taken[:, absent] = empty
+            rows[block.tokens, : len(head)] = taken[block.columns]
+            rows[block.tokens, first : first + len(own)] = stored.take(own, axis=1)[block.columns]
+        first += len(own)
         profile[block.tokens] = block.profile[block.columns]
         deletion_mean[block.tokens] = squashed(block.deletion_mean[block.columns])
     deletion = np.ascontiguousarray(deletion.T)
     deletion_value = np.zeros(deletion.shape, np.float32)
-    some = np.nonzero(deletion)  # few
-    deletion_value[some] = squashed(deletion[some])
+    some = np.flatnonzero(deletion)  # few
+    deletion_value.ravel()[some] = squashed(deletion.ravel()[some])
     return {
         "msa": msa.T.astype(np.int32, order="C"),
         "has_deletion": (deletion > 0).astype(np.float32),

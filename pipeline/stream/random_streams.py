@@ -7,6 +7,7 @@ what one purpose draws never shifts what another does, and new purposes change n
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,10 +27,14 @@ class RandomStreams:
 
     def __call__(self, purpose: str) -> np.random.Generator:
         """A generator at the start of the stream of ``purpose``."""
-        salt = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "little")
-        key = np.array([self.seed & _WORD, salt], np.uint64)
+        key = np.array([self.seed & _WORD, _salt(purpose)], np.uint64)
         counter = np.array([0, 0, self.index & _WORD, self.epoch & _WORD], np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+@lru_cache(maxsize=256)
+def _salt(purpose: str) -> int:
+    return int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "little")
 
 
 def random_rotations(rng: np.random.Generator, count: int) -> np.ndarray:
