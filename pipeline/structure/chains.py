@@ -230,18 +230,18 @@ class _AsymReader:
         ]
 
     def _derived(self, residues: list[SiteResidue]) -> list[Chain]:
-        """No entity says what the chain is: residues that link and are ATOM records or bonded are its
-        polymer."""
+        """Without an entity: linking residues of ATOM records and all bonded ones are its polymer."""
         kinds = [self._kind(residue.code) for residue in residues]
-        linked = [False] * len(residues)
+        bonded = [False] * len(residues)
         for index in range(1, len(residues)):
-            if kinds[index - 1] is not None and kinds[index] is not None:
-                pair = residues[index - 1], residues[index]
-                linked[index] = self._are_bonded(*pair)
-                linked[index - 1] |= linked[index]
+            # One of the two may be a cap (ACE, NH2), which no type of polymer claims.
+            if kinds[index - 1 : index + 1] != [None, None]:
+                joined = self._are_bonded(residues[index - 1], residues[index])
+                bonded[index] = joined
+                bonded[index - 1] |= joined
         is_polymer = [
-            kind is not None and (not residue.is_hetatm or bonded)
-            for kind, residue, bonded in zip(kinds, residues, linked, strict=True)
+            joined or (kind is not None and not residue.is_hetatm)
+            for kind, residue, joined in zip(kinds, residues, bonded, strict=True)
         ]
         polymer = [residue for residue, inside in zip(residues, is_polymer, strict=True) if inside]
         if len(polymer) < 2:

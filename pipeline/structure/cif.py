@@ -54,8 +54,8 @@ class Block:
         values = self._fetch(tag)
         if values is None:
             return None
-        raw: dict[str, int] = {}
-        indices = np.fromiter((raw.setdefault(value, len(raw)) for value in values), np.int32, len(values))
+        raw = {value: index for index, value in enumerate(dict.fromkeys(values))}
+        indices = np.fromiter(map(raw.__getitem__, values), np.int32, len(values))
         texts: dict[str, int] = {}
         merged = np.array(
             [texts.setdefault(self._clean(value), len(texts)) for value in raw], np.int32
@@ -120,17 +120,29 @@ def _text_block(block: "gemmi.cif.Block") -> Block:
 
 
 def _binary_block(block: BinaryBlock) -> Block:
-    categories = block.categories
-
     def fetch(tag: str) -> list[str] | None:
-        category, _, item = tag.lstrip("_").partition(".")
-        found = categories.get(category)
-        column = found.column(item) if found else None
-        return (
-            column.text(slice(None)) if column is not None and found is not None and found.row_count else None
-        )
+        name, _, item = tag.lstrip("_").partition(".")
+        category = block.categories.get(name)
+        column = category.column(item) if category is not None and category.row_count else None
+        if column is None:
+            return None
+        rows = slice(None)
+        return column.text(rows) if column.strings is not None else _number_texts(column.numbers(rows))
 
-    return Block(fetch, str.strip)
+    return Block(fetch, _unmasked)
+
+
+def _unmasked(value: str) -> str:
+    """Some writers keep the marks for missing values as text instead of masking them."""
+    return "" if value in (".", "?") else value
+
+
+def _number_texts(numbers: NDArray[np.float64]) -> list[str]:
+    """Numbers as text that gives the same numbers again, '' for NaN."""
+    return [
+        "" if value != value else str(int(value)) if value.is_integer() else repr(value)
+        for value in numbers.tolist()
+    ]
 
 
 class DefinitionRows:

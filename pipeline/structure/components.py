@@ -1,7 +1,6 @@
 """Which definition a component code of a file stands for."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -79,8 +78,8 @@ class ComponentResolver:
         if own is not None and own.heavy.any():
             return own.as_own()
         if code in UNKNOWN_LIGANDS or len(observed) == 1:
-            component = Component.from_atoms(code, list(observed), list(observed.values()))
-            return replace(component, type="NON-POLYMER").as_own()
+            self._report.warn(f"component {code}: no dictionary has its atoms; they are taken from the file")
+            return Component.from_atoms(code, list(observed), list(observed.values()))
         raise self._unknown(code, "it is in no dictionary")
 
     def _rename(self, code: str, known: Component) -> bool:
@@ -109,7 +108,8 @@ class ComponentResolver:
             where = f", chain {sites.asym_names[int(sites.asym[row])]}"
         return StructureError(
             f"entry {self._entry}{where}: component {code} is unknown ({why}) and the file has no bonds for "
-            "it; add its definition with --ccd-extra, or _chem_comp_atom and _chem_comp_bond rows to the file",
+            "it; add its definition with --ccd-extra, or _chem_comp_atom and _chem_comp_bond rows to the "
+            "file",
             reason="unknown-component",
         )
 

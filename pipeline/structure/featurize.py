@@ -212,16 +212,10 @@ class _Writer:
 
 
 def _entity_key(chain: Chain) -> tuple[Any, ...]:
-    """What makes two chains copies of each other: the same residues, and the same bonds between those of a
-    glycan.
+    """What makes two chains copies of each other: the same residues, and the same bonds between a glycan's.
 
-    Chains of one entity of the file may differ in residues (heterogeneity): they are copies by their
-    sequence.
+    Chains of one entity of the file may differ in residues (heterogeneity); then they are no copies, since an
+    atom of the one need not be in the other.
     """
-    if chain.is_polymer and chain.entity:
-        return (chain.mol_type, chain.sequence, len(chain.residues), _modified(chain))
-    return (chain.mol_type, chain.is_branched, tuple(residue.code for residue in chain.residues), chain.links)
-
-
-def _modified(chain: Chain) -> tuple[str, ...]:
-    return tuple(residue.code for residue in chain.residues)
+    codes = tuple(residue.code for residue in chain.residues)
+    return (chain.mol_type, chain.is_branched, chain.sequence, codes, chain.links)

@@ -80,7 +80,7 @@ def lay_out(chains: list[Chain], sites: AtomSites, resolver: ComponentResolver, 
     left."""
     residues = [residue for chain in chains for residue in chain.residues]
     chain_of_residue = np.repeat(np.arange(len(chains)), [len(chain.residues) for chain in chains])
-    by_code = {code: resolver.get(code) for code in {residue.code for residue in residues}}
+    by_code = {code: resolver.get(code) for code in dict.fromkeys(residue.code for residue in residues)}
     components = sorted(by_code.values(), key=lambda component: component.key)
     index = {id(component): position for position, component in enumerate(components)}
     component_of = np.array([index[id(by_code[residue.code])] for residue in residues], np.int64).reshape(-1)
