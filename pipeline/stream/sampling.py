@@ -139,8 +139,9 @@ def target_weights(table: pa.Table, rows: NDArray[np.int64]) -> Targets:
 
     weight = β / cluster size · Σ over its chains of α, with β 0.5 for chains and 1 for interfaces, α 3 for
     polymers and 1 for ligands. Cluster sizes count chains or interfaces of the selected rows. A chain
-    without a cluster is clustered with chains of the same sequence, or alone if it has none; an interface
-    without one, with those between the same two clusters of chains.
+    without a cluster is clustered with chains of the same sequence or, a ligand, with the copies of its
+    entity in the entry (a capsid's hundreds of ions would outweigh everything else); an interface without
+    one, with those between the same two clusters of chains.
     """
     table = table.take(pa.array(rows))
     chains, chain_row, chain_first = _flatten(table, "chains")
@@ -148,7 +149,7 @@ def target_weights(table: pa.Table, rows: NDArray[np.int64]) -> Targets:
     alpha_of = np.array([*TYPE_WEIGHT.values()])
     kinds = pc.index_in(chains.field("mol_type"), pa.array(list(TYPE_WEIGHT))).to_numpy(zero_copy_only=False)
     alpha = alpha_of[kinds]
-    cluster = _chain_clusters(chains)
+    cluster = _chain_clusters(chains, chain_row)
     resolved = chains.field("n_resolved").to_numpy() > 0
 
     i = chain_first[interface_row] + interfaces.field("chain_i").to_numpy()
@@ -184,12 +185,13 @@ def _flatten(table: pa.Table, name: str) -> tuple[pa.StructArray, NDArray[np.int
     return column.flatten(), np.repeat(np.arange(len(lengths)), lengths), np.cumsum(lengths) - lengths
 
 
-def _chain_clusters(chains: pa.StructArray) -> NDArray[np.int64]:
+def _chain_clusters(chains: pa.StructArray, chain_row: NDArray[np.int64]) -> NDArray[np.int64]:
     """A number for each chain; chains of one cluster share it."""
     sequence = chains.field("sequence_digest")
-    codes = _codes(sequence)
-    lonely = pc.equal(sequence, "").to_numpy(zero_copy_only=False)
-    codes[lonely] = len(chains) + np.flatnonzero(lonely)
+    has_none = pc.equal(sequence, "").to_numpy(zero_copy_only=False).astype(bool)
+    entity = chains.field("entity_id").to_numpy().astype(np.int64)
+    copies = _renumber(chain_row * (int(entity.max(initial=0)) + 1) + entity)
+    codes = np.where(has_none, -1 - copies, _codes(sequence))
     return _renumber(_prefer_given(chains.field("cluster"), codes))
 
 

@@ -13,9 +13,11 @@ from megafold.pipeline.stream.sampling import TargetSampler, target_weights
 from tests.pipeline.test_manifest import attributes, chain_row, entry_row
 
 
-def chain(kind="protein", sequence="AAAA", cluster="", n_resolved=4):
+def chain(kind="protein", sequence="AAAA", cluster="", n_resolved=4, entity=1):
     digest = hashlib.sha256(sequence.encode()).hexdigest() if sequence else ""
-    return chain_row(mol_type=kind, sequence_digest=digest, cluster=cluster, n_resolved=n_resolved)
+    return chain_row(
+        mol_type=kind, sequence_digest=digest, cluster=cluster, n_resolved=n_resolved, entity_id=entity
+    )
 
 
 def entry(name, chains, pairs=(), **changes):
@@ -59,6 +61,18 @@ def test_weights_by_hand():
         (0, 1, 2): Fraction(4),
         (1, 0, 1): Fraction(6),
     }
+
+
+def test_copies_of_a_ligand_in_an_entry_are_one_cluster():
+    ions = [chain("ligand", "", entity=2) for _ in range(4)]
+    data = manifest(
+        entry("1aaa", [chain(), *ions, chain("ligand", "", entity=3)], [(0, i, "") for i in (1, 2, 3, 4, 5)]),
+        entry("2bbb", [chain(), chain("ligand", "", entity=2)]),
+    )
+    found = weights(data)
+    assert [found[0, i, -1] for i in range(1, 6)] == [HALF / 4] * 4 + [HALF]
+    assert [found[0, 0, i] for i in range(1, 6)] == [Fraction(1)] * 4 + [Fraction(4)]
+    assert found[1, 1, -1] == HALF
 
 
 def test_given_clusters_are_used_and_kept_apart_from_sequences():
