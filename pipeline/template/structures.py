@@ -59,6 +59,9 @@ class TemplateStructures:
     below (the PDB's divided layout); an earlier folder wins. A file in place of a folder stands for itself.
     Folders are listed once, on construction.
     The ``capacity`` entries used last are kept in memory.
+
+    Raises:
+        TemplateError: a folder cannot be listed (``no-such-folder``).
     """
 
     def __init__(self, folders: Sequence[Path], capacity: int = 16) -> None:
@@ -110,22 +113,29 @@ class TemplateStructures:
 
 def _cif_files(folder: Path) -> Iterator[Path]:
     """mmCIF files of a folder and of its folders, sorted by name at each level; a file stands for itself."""
-    below = []
     if folder.is_file():
         if folder.name.endswith(_SUFFIXES):
             yield folder
         return
-    with os.scandir(folder) as found:
-        for item in sorted(found, key=lambda item: item.name):
-            if item.name.endswith(_SUFFIXES):
-                yield Path(item.path)
-            elif item.is_dir():
-                below.append(item.path)
+    below = []
+    for item in _listed(folder):
+        if item.name.endswith(_SUFFIXES):
+            yield Path(item.path)
+        elif item.is_dir():
+            below.append(Path(item.path))
     for path in below:
-        with os.scandir(path) as found:
-            for item in sorted(found, key=lambda item: item.name):
-                if item.name.endswith(_SUFFIXES):
-                    yield Path(item.path)
+        yield from (Path(item.path) for item in _listed(path) if item.name.endswith(_SUFFIXES))
+
+
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda item: item.name)
+    except OSError as error:
+        raise TemplateError(
+            f"{folder}: no folder of template structures ({error.strerror}); give one that holds mmCIF files",
+            reason="no-such-folder",
+        ) from error
 
 
 def _entry_of(name: str) -> str:

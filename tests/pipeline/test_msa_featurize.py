@@ -8,7 +8,7 @@ import pytest
 
 from megafold.pipeline import schema
 from megafold.pipeline.errors import AlignmentError
-from megafold.pipeline.msa import featurize_msa
+from megafold.pipeline.msa import VERSION, featurize_msa
 from megafold.pipeline.schema import RESTYPE_INDEX, MolType
 
 GAP = RESTYPE_INDEX["-"]
@@ -59,6 +59,14 @@ def test_small_object(write):
     (source,) = content.attributes["sources"]
     assert (source["name"], source["rows"], source["kept"]) == ("hits.a3m", 4, 3)
     assert content.chunks["msa"] == (3, 4)
+
+
+def test_golden_digest(write):
+    """What the stage makes of these inputs. Where it changes, raise ``VERSION`` in featurize.py."""
+    path = write("hits.a3m", ">q\nMKV\n>a OX=1\nMabbbK-\n>b\n-RV\n>c OX=1\nMKV\n>d\nMKV\n")
+    content = content_for("MKV", MolType.PROTEIN, [path])
+    assert VERSION == 1
+    assert str(content.digest()) == "39374df87ed4edd84fc0278d803949585299e9eb4c72f6c1e23370080ab40b05"
 
 
 def test_deletions_are_clipped_but_their_mean_is_not(write):

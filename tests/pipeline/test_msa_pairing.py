@@ -5,7 +5,7 @@ import pytest
 
 from megafold.cache_store import LocalStore
 from megafold.pipeline import schema
-from megafold.pipeline.msa import MsaRows, featurize_msa, pair_msas
+from megafold.pipeline.msa import PAIRING_VERSION, MsaRows, featurize_msa, pair_msas
 from megafold.pipeline.msa.alphabet import Alphabet
 from megafold.pipeline.msa.source import parse_alignment
 from megafold.pipeline.msa.text import read_text
@@ -72,6 +72,14 @@ def test_by_hand():
         [4, 1, -1],  # 4·1
         [3, 5, -1],  # 3·4
     ]
+
+
+def test_golden_digest():
+    """What the stage makes of these inputs. Where it changes, raise ``PAIRING_VERSION`` in pairing.py."""
+    content = pair_msas([make(["X", "Y"], digest="0" * 64), make(["Y", "X", "X"], digest="1" * 64)])
+    assert content is not None
+    assert PAIRING_VERSION == 1
+    assert str(content.digest()) == "60ee36b986b7152bb6a1a8df96dde18430ccb6e0257760b0e879d8167bd425ec"
 
 
 def test_similarity_is_over_the_whole_query():

@@ -8,10 +8,11 @@ import gemmi
 import numpy as np
 import pytest
 
+from megafold.cache_store import LocalStore
 from megafold.pipeline import schema
 from megafold.pipeline.errors import TemplateError
 from megafold.pipeline.schema import AMINO_ACIDS, RESTYPES
-from megafold.pipeline.template import TemplateStructures, featurize_templates
+from megafold.pipeline.template import VERSION, TemplateStructures, featurize_templates
 from megafold.pipeline.template.structures import TemplateEntry
 
 GAP = RESTYPES.index("-")
@@ -189,6 +190,18 @@ def test_hits_all_skipped_are_an_object_that_says_so(tmp_path):
     content = make("GASMK", [hits], TemplateStructures([tmp_path / "pdb"]))
     assert content.arrays["template_restype"].shape == (0, 5)
     assert content.attributes["skipped"] == {"no-structure": 1}
+    store = LocalStore.create(tmp_path / "cache")
+    with store.open(store.put(content)) as reader:
+        assert reader.read_all().digest() == content.digest()
+
+
+def test_golden_digest(tmp_path):
+    """What the stage makes of these inputs. Where it changes, raise ``VERSION`` in features.py."""
+    write_structure(tmp_path / "pdb", "1abc", NEW_DATES)
+    hits = write_hits(tmp_path, ("1abc_H/2-5", "-ASMK"), ("9xyz_A/1-5", "GASMK"))
+    content = make("GASMR", [hits], TemplateStructures([tmp_path / "pdb"]))
+    assert VERSION == 1
+    assert str(content.digest()) == "1d7bfa9326381c62ac8e59c7350263870954fcc87287734f05114570b60da2a5"
 
 
 def test_a_wrong_offset_is_found_by_the_letters(tmp_path):
@@ -240,6 +253,12 @@ def test_folders(tmp_path):
     assert structures.digest("2xyz") == load(structures, "2xyz").digest
     assert [chain.auth_asym_id for chain in load(structures, "2xyz").chains] == ["H"]
     assert len(TemplateStructures([mine])) == 1
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(TemplateError, match="nowhere") as caught:
+        TemplateStructures([tmp_path / "nowhere"])
+    assert caught.value.reason == "no-such-folder"
 
 
 def test_memory_is_bounded(tmp_path):
