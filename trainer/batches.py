@@ -152,7 +152,7 @@ class BatchStream:
         return iter(
             DataLoader(
                 self._data.dataset,
-                batch_sampler=self._index_batches(),
+                batch_sampler=_index_batches(self._sampler, config.batch_size, self._ahead),
                 num_workers=workers,
                 collate_fn=self._data.collate,
                 prefetch_factor=config.prefetch if workers else None,
@@ -161,18 +161,25 @@ class BatchStream:
             )
         )
 
-    def _index_batches(self) -> Iterator[list[Any]]:
-        """Lists of indices; as each leaves for the workers, the sampler's place behind it is noted."""
-        indices: list[Any] = []
-        for index in self._sampler:
-            indices.append(index)
-            if len(indices) == self._config.batch_size:
-                self._ahead.append(self._sampler.state_dict())
-                yield indices
-                indices = []
-        if indices:
-            self._ahead.append(self._sampler.state_dict())
+
+def _index_batches(
+    sampler: SampleOrder, batch_size: int, ahead: deque[dict[str, int]]
+) -> Iterator[list[Any]]:
+    """Lists of indices; as each leaves for the workers, the sampler's place behind it is noted in ``ahead``.
+
+    Not a method: a reference from the loader back to the stream would leave the workers to the garbage
+    collector, which stops them in an order that takes them many seconds.
+    """
+    indices: list[Any] = []
+    for index in sampler:
+        indices.append(index)
+        if len(indices) == batch_size:
+            ahead.append(sampler.state_dict())
             yield indices
+            indices = []
+    if indices:
+        ahead.append(sampler.state_dict())
+        yield indices
 
 
 def _leave_signals_to_the_trainer(_: int) -> None:

@@ -10,8 +10,10 @@ _RESERVED: Final = re.compile(r"(?i:data_|save_|loop_$|stop_$|global_$)|[_#$'\"\
 def quoted(value: str) -> str:
     """A value as CIF wants it: plain, in quotes, or as a text field between semicolons.
 
-    An empty value becomes ``.``, which says that there is none.
+    An empty value becomes ``.``, which says that there is none. CIF 1.1 knows ASCII alone; other characters
+    are written as ``\\u03b1``.
     """
+    value = value.encode("ascii", "backslashreplace").decode("ascii")
     if not value:
         return "."
     if not _RESERVED.match(value) and not re.search(r"[\s'\"]", value):

@@ -1,0 +1,183 @@
+"""Checkpoints: exact resumption, atomic writes, the right ones kept, the wrong ones refused."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from megafold.trainer.checkpoint import (
+    CheckpointFolder,
+    load_checkpoint,
+    random_state,
+    require_same_data,
+    restore_random_state,
+)
+from megafold.trainer.errors import CheckpointError
+from megafold.trainer.loop import Feed, Trainer
+from tests.trainer.fakes import FakeFeed, FakeModel, quick_config
+
+IDENTITY = {"manifest": "ab" * 32, "stream": {"crop": 384, "weights": [1.0, 2.0]}}
+
+
+def make_trainer(folder, identity=None, model=None, **changes):
+    data = FakeFeed()
+    feed = Feed(batches=data, sampler=data, identity=IDENTITY if identity is None else identity)
+    return Trainer(model or FakeModel(), quick_config(**changes), feed, folder)
+
+
+def assert_equal(a, b, where="state"):
+    """Bit for bit, through nested containers."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}[{i}]")
+    else:
+        assert a == b, where
+
+
+def test_a_resumed_run_is_bit_equal(tmp_path):
+    """Case 27: stop after step 7, resume, compare step 14."""
+    torch.manual_seed(3)
+    random.seed(3)
+    whole = make_trainer(tmp_path / "whole", checkpoint_every=7)
+    whole.run()
+    torch.manual_seed(3)
+    random.seed(3)
+    first = make_trainer(tmp_path / "parts", steps=7).run()
+    torch.manual_seed(99)
+    random.seed(99)
+    second = make_trainer(tmp_path / "parts", model=FakeModel(seed=5))
+    second.resume(first.checkpoint)
+    assert second.step == 7
+    second.run()
+    states = [
+        load_checkpoint(tmp_path / part / "checkpoints/step-00000014.pt") for part in ("whole", "parts")
+    ]
+    for part in ("model", "optimizer", "average", "sampler", "rng", "smoothed_loss", "best_score", "skipped"):
+        assert_equal(states[0][part], states[1][part], part)
+    assert states[0]["sampler"] == {"seed": 0, "epoch": 0, "position": 14}
+    middle = [
+        load_checkpoint(tmp_path / part / "checkpoints/step-00000007.pt") for part in ("whole", "parts")
+    ]
+    assert_equal(middle[0]["model"], middle[1]["model"])
+    assert not torch.equal(middle[0]["model"]["table"], states[0]["model"]["table"])
+
+
+def test_random_states_come_back():
+    generator = torch.Generator().manual_seed(1)
+    rng_state = random_state(generator)
+
+    def draw():
+        legacy = np.random.normal(size=3)  # noqa: NPY002
+        return [random.random(), *legacy, *torch.randn(3), *torch.randn(3, generator=generator)]
+
+    first = draw()
+    restore_random_state(rng_state, generator)
+    assert first == draw()
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    folder = CheckpointFolder(tmp_path / "new", keep=2)
+    assert folder.latest() is None
+    for step, is_best in ((1, True), (2, True), (3, False), (10, False), (11, False)):
+        folder.save(full_state(step), is_best=is_best)
+    assert list(folder.steps()) == [10, 11]
+    assert load_checkpoint(folder.best)["step"] == 2
+    assert folder.latest() == tmp_path / "new/step-00000011.pt"
+    assert sorted(p.name for p in folder.path.iterdir()) == [
+        "best.pt",
+        "step-00000010.pt",
+        "step-00000011.pt",
+    ]
+
+
+def full_state(step):
+    parts = "model optimizer average sampler rng config data skipped smoothed_loss best_score"
+    return {"step": step, **{name: {} for name in parts.split()}}
+
+
+def test_a_write_that_fails_leaves_the_old_ones_alone(tmp_path, monkeypatch):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(full_state(1))
+
+    def fail(state, file):
+        file.write(b"half of a checkpoint")
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fail)
+        with pytest.raises(OSError, match="no space"):
+            folder.save(full_state(2))
+    assert list(folder.steps()) == [1]
+    assert load_checkpoint(folder.latest())["step"] == 1
+    folder.save(full_state(2))
+    assert load_checkpoint(folder.latest())["step"] == 2
+
+
+def test_unreadable_files_are_named(tmp_path):
+    path = CheckpointFolder(tmp_path).save(full_state(1))
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(CheckpointError, match=r"step-00000001\.pt.*older"):
+        load_checkpoint(path)
+    with pytest.raises(CheckpointError, match="no such"):
+        load_checkpoint(tmp_path / "step-00000009.pt")
+    torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="not a checkpoint of a training run"):
+        load_checkpoint(tmp_path / "other.pt")
+
+
+class Bomb:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_nothing_in_a_checkpoint_is_executed(tmp_path, capsys):
+    path = CheckpointFolder(tmp_path).save({**full_state(1), "data": Bomb()})
+    with pytest.raises(CheckpointError):
+        load_checkpoint(path)
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_other_data_are_refused_unless_allowed(tmp_path):
+    path = make_trainer(tmp_path, steps=2).run().checkpoint
+    other = {**IDENTITY, "manifest": "cd" * 32}
+    with pytest.raises(CheckpointError, match=r"manifest.*abab.*cdcd"):
+        make_trainer(tmp_path, identity=other).resume(path)
+    with pytest.raises(CheckpointError, match="stream"):
+        make_trainer(tmp_path, identity={"manifest": IDENTITY["manifest"]}).resume(path)
+    allowed = make_trainer(tmp_path, identity=other)
+    allowed.resume(path, allow_other_data=True)
+    assert allowed.step == 2
+    assert allowed._feed.sampler.state_dict()["position"] == 0
+    require_same_data(path, IDENTITY, dict(IDENTITY))
+
+
+def test_another_network_is_refused(tmp_path):
+    path = make_trainer(tmp_path, steps=2).run().checkpoint
+    with pytest.raises(CheckpointError, match=r"step-00000002\.pt.*another network"):
+        make_trainer(tmp_path, model=FakeModel(n_atom=12)).resume(path)
+
+
+def test_changed_settings_are_reported(tmp_path, capsys):
+    path = make_trainer(tmp_path, steps=2).run().checkpoint
+    make_trainer(tmp_path, steps=50, learning_rate=0.5).resume(path)
+    out = capsys.readouterr().out
+    assert "learning_rate was 0.02, is 0.5" in out
+    assert "steps was" not in out
+
+
+def test_best_is_by_smoothed_loss(tmp_path):
+    trainer = make_trainer(tmp_path, steps=6, checkpoint_every=2)
+    trainer.run()
+    best = load_checkpoint(trainer.checkpoints.best)
+    assert math.isfinite(best["best_score"])
+    assert best["smoothed_loss"] == best["best_score"]
+    assert best["step"] == 6  # the loss falls

@@ -1,0 +1,136 @@
+"""Two ranks on this machine, with gloo: the same weights, the same skips, no hang."""
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from megafold.trainer.checkpoint import load_checkpoint
+from megafold.trainer.data_parallel import Ranks, _buckets
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = textwrap.dedent(
+    """
+    import json, sys
+    from pathlib import Path
+
+    import torch
+
+    import megafold.trainer.logging.run_log as run_log
+    from megafold.trainer.data_parallel import Ranks
+    from megafold.trainer.loop import Feed, Trainer
+    from tests.trainer.fakes import FakeFeed, FakeModel, quick_config
+
+    run_log.draw_losses = lambda csv_path, png_path: None
+    folder, steps, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    ranks = Ranks.from_environment()
+    ranks.start(torch.device("cpu"))
+    torch.manual_seed(ranks.rank)
+    # One rank's third batch is bad; different initial weights show that the first rank's are taken.
+    feed = FakeFeed(bad=frozenset({3} if ranks.rank == 1 else ()), rank=ranks.rank)
+    model = FakeModel(seed=ranks.rank)
+    trainer = Trainer(model, quick_config(steps=steps), Feed(batches=feed, sampler=feed), folder, ranks)
+    if resume:
+        trainer.resume(Path(resume[0]))
+    result = trainer.run()
+    weights = {name: value.double().sum().item() for name, value in model.state_dict().items()}
+    average = {name: value.double().sum().item() for name, value in trainer.average.state_dict().items()}
+    noise = torch.rand(1, generator=trainer.generator).item()
+    out = {"skipped": result.skipped, "weights": weights, "average": average, "noise": noise}
+    (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(out))
+    torch.distributed.destroy_process_group()
+    """
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_ranks(folder, steps, *resume):
+    folder.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+    }
+    arguments = [sys.executable, "-c", SCRIPT, str(folder), str(steps), *map(str, resume)]
+    processes = [
+        subprocess.Popen(arguments, cwd=ROOT, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_ranks_agree_and_skip_together(tmp_path):
+    first, second = run_ranks(tmp_path / "whole", 6)
+    assert first["weights"] == second["weights"]
+    assert first["average"] == second["average"]
+    assert first["skipped"] == second["skipped"] == 1
+    assert first["noise"] != second["noise"]
+    with (tmp_path / "whole/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(1, 7))
+    assert [int(row["skipped"]) for row in rows] == [0, 0, 1, 1, 1, 1]
+    assert rows[2]["loss"] == "nan"
+
+    part = tmp_path / "parts"
+    run_ranks(part, 2)
+    resumed = run_ranks(part, 6, part / "checkpoints/step-00000002.pt")
+    assert resumed == [first, second]
+    states = [
+        load_checkpoint(tmp_path / name / "checkpoints/step-00000006.pt") for name in ("whole", "parts")
+    ]
+    for name, value in states[0]["model"].items():
+        assert torch.equal(value, states[1]["model"][name])
+    assert len(states[0]["rng"]) == 2
+
+
+def test_alone_everything_is_free():
+    ranks = Ranks()
+    model = nn.Linear(2, 2)
+    model.weight.grad = torch.ones(2, 2)
+    ranks.average_gradients(model.parameters())
+    ranks.same_weights(model)
+    assert not ranks.start(torch.device("cpu"))
+    assert ranks.gather("x") == ["x"]
+    assert ranks.sum(torch.ones(1)) == 1
+    assert torch.equal(model.weight.grad, torch.ones(2, 2))
+
+
+def test_the_environment_names_the_ranks(monkeypatch):
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    assert Ranks.from_environment() == Ranks(rank=5, world=8, local_rank=1)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name)
+    assert Ranks.from_environment() == Ranks(rank=0, world=1, local_rank=0)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 100])
+def test_buckets_hold_every_gradient_once(monkeypatch, limit):
+    monkeypatch.setattr("megafold.trainer.data_parallel._BUCKET_ELEMENTS", limit)
+    gradients = [torch.zeros(3), torch.zeros(2), torch.zeros(4, dtype=torch.float64), torch.zeros(9)]
+    buckets = _buckets(gradients)
+    assert [id(g) for bucket in buckets for g in bucket] == [id(g) for g in gradients]
+    for bucket in buckets:
+        assert len({g.dtype for g in bucket}) == 1
+        assert len(bucket) == 1 or sum(g.numel() for g in bucket) <= limit
