@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -67,14 +68,12 @@ def check_store(
     """Every object, manifest and ref. ``quick`` compares file digests and decodes nothing."""
     expected = referenced_digests(manifest) if manifest is not None else set()
     named = users(manifest) if manifest is not None else {}
-    with ProcessPoolExecutor(max(1, workers), mp_context=get_context("spawn")) as pool:
-        found = audit(
-            store,
-            expected,
-            quick=quick,
-            progress=progress,
-            mapper=pool.map if workers > 1 else map,
-        )
+    audited = partial(audit, store, expected, quick=quick, progress=progress)
+    if workers > 1:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            found = audited(mapper=partial(pool.map, chunksize=8))
+    else:
+        found = audited()
     return [
         Finding(
             level=finding.level,

@@ -1,0 +1,190 @@
+"""Verification of a built cache: damage is found and named, a healthy cache is quiet, staleness is told."""
+
+import gzip
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megafold.cache_store import LocalStore
+from megafold.pipeline.builder import verify
+from megafold.pipeline.builder.config import Sources
+from megafold.pipeline.manifest import entry_rows
+from tests.pipeline.test_builder import build, query_of
+from tests.pipeline.test_builder import built as built
+from tests.pipeline.test_builder import sample as sample
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def silent(done: int, total: int) -> None:
+    pass
+
+
+def sources(corpus: Path) -> Sources:
+    structures = corpus / "structures"
+    return Sources(corpus=structures, alignments=corpus / "alignments", template_structures=(structures,))
+
+
+@pytest.fixture
+def cache(built, tmp_path) -> Path:
+    return Path(shutil.copytree(built[0], tmp_path / "cache"))
+
+
+def store_findings(cache: Path, quick: bool = False):
+    store = LocalStore.open(cache)
+    found = verify.check_store(store, store.manifest(), quick=quick, workers=1, progress=silent)
+    return [finding for finding in found if finding.level == "error"]
+
+
+def test_healthy_cache_has_no_findings(built, sample):
+    store = LocalStore.open(built[0])
+    manifest = store.manifest()
+    assert verify.check_store(store, manifest, quick=False, workers=1, progress=silent) == []
+    assert verify.check_schema(store, manifest) == []
+    assert verify.check_corpus(store, manifest, sources(sample)) == []
+    assert verify.check_recompute(store, manifest, sources(sample), None, silent) == []
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
+def test_fifty_bit_flips_are_all_found_and_named(cache, quick):
+    objects = sorted((cache / "objects").rglob("*.zarr.zip"))
+    rng = random.Random(7)
+    users = verify.users(LocalStore.open(cache).manifest())
+    for _ in range(50):
+        path = rng.choice(objects)
+        healthy = path.read_bytes()
+        place, bit = rng.randrange(len(healthy)), rng.randrange(8)
+        damaged = bytearray(healthy)
+        damaged[place] ^= 1 << bit
+        path.chmod(0o644)
+        path.write_bytes(bytes(damaged))
+        (finding,) = store_findings(cache, quick)
+        digest = path.name.removesuffix(".zarr.zip")
+        assert finding.subject == digest, f"byte {place}, bit {bit}"
+        assert list(finding.entries) == users.get(digest, [])
+        assert finding.action
+        path.write_bytes(healthy)
+    assert store_findings(cache, quick) == []
+
+
+def test_ten_deleted_or_swapped_objects_are_found_and_named(cache):
+    objects = sorted((cache / "objects").rglob("*.zarr.zip"))
+    chosen = random.Random(3).sample(objects, 15)
+    deleted, pairs = chosen[:5], list(zip(chosen[5::2], chosen[6::2], strict=True))
+    for path in deleted:
+        path.unlink()
+    for one, other in pairs:
+        aside = one.with_name("aside")
+        one.rename(aside)
+        other.rename(one)
+        aside.rename(other)
+    found = {finding.subject: finding.kind for finding in store_findings(cache)}
+    expected = {path.name.removesuffix(".zarr.zip"): "missing-object" for path in deleted}
+    expected |= {path.name.removesuffix(".zarr.zip"): "swapped-object" for pair in pairs for path in pair}
+    assert found == expected
+
+
+def test_flipped_manifest_and_ref_are_found(cache):
+    (path,) = (cache / "manifests").glob("*.parquet")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.chmod(0o644)
+    path.write_bytes(bytes(data))
+    status, findings = run_verify(cache)
+    assert status == 1
+    assert "corrupt-manifest" in {finding["kind"] for finding in findings}
+    (cache / "refs" / "main").write_text("not a digest\n")
+    status, findings = run_verify(cache)
+    assert status == 1
+    assert "corrupt-ref" in {finding["kind"] for finding in findings}
+
+
+def run_verify(cache: Path, *options: str) -> tuple[int, list[dict]]:
+    shown = subprocess.run(
+        [sys.executable, "-m", "megafold", "cache", "verify", cache, "--json", "--workers", "1", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in shown.stderr, shown.stderr
+    return shown.returncode, json.loads(shown.stdout)["findings"]
+
+
+def test_edited_files_are_stale_and_only_they_are_rebuilt(cache, sample, tmp_path):
+    corpus = Path(shutil.copytree(sample, tmp_path / "corpus"))
+    folder = next(path for path in sorted((corpus / "alignments").iterdir()) if list(path.glob("*.a3m*")))
+    (folder / "extra.a3m").write_text(query_of(folder))
+    edited = sorted((corpus / "structures").glob("*.cif.gz"))[0]
+    edited.write_bytes(gzip.compress(gzip.decompress(edited.read_bytes()) + b"\n# edited\n"))
+    entry = edited.name.split(".")[0]
+
+    store = LocalStore.open(cache)
+    findings = verify.check_corpus(store, store.manifest(), sources(corpus))
+    assert {finding.level for finding in findings} == {"stale"}
+    kinds = sorted(finding.subject for finding in findings if finding.subject == entry)
+    assert kinds == [entry]
+    alignment = [finding for finding in findings if folder.name in finding.message]
+    assert len(alignment) == 1
+    assert "extra.a3m" in alignment[0].message
+    rows = list(entry_rows(store.manifest()))
+    using = {
+        row.entry for row in rows for chain in row.chains if chain.sequence_digest[:16] == folder.name
+    } - {entry}
+    assert set(alignment[0].entries) >= using
+
+    report = build(corpus, cache)
+    assert report.computed["structure"] == 1
+    assert report.computed["msa"] == 1
+    assert verify.check_corpus(store, LocalStore.open(cache).manifest(), sources(corpus)) == []
+
+
+def test_new_and_removed_entries_are_told(cache, sample, tmp_path):
+    corpus = Path(shutil.copytree(sample, tmp_path / "corpus"))
+    first, *_, last = sorted((corpus / "structures").glob("*.cif.gz"))
+    shutil.copy(first, first.with_name("new1.cif.gz"))
+    last.unlink()
+    store = LocalStore.open(cache)
+    findings = verify.check_corpus(store, store.manifest(), sources(corpus))
+    kinds = {finding.subject: finding.kind for finding in findings}
+    assert kinds["new1"] == "new"
+    assert kinds[last.name.split(".")[0]] == "gone"
+
+
+def test_a_featurizer_that_computes_something_else_is_found(cache, sample, monkeypatch):
+    from megafold.pipeline.builder import tasks
+
+    honest = tasks.featurize_structure
+
+    def shifted(*arguments):
+        made = honest(*arguments)
+        coords = made.content.arrays["atom_coords"] + 1
+        content = type(made.content)(
+            arrays={**made.content.arrays, "atom_coords": coords}, attributes=made.content.attributes
+        )
+        return type(made)(content, made.own_components)
+
+    monkeypatch.setattr(tasks, "featurize_structure", shifted)
+    store = LocalStore.open(cache)
+    findings = verify.check_recompute(store, store.manifest(), sources(sample), 2, silent)
+    assert len([finding for finding in findings if finding.kind == "not-reproduced"]) == 2
+
+
+def test_verify_names_a_folder_that_is_no_cache(tmp_path):
+    shown = subprocess.run(
+        [sys.executable, "-m", "megafold", "cache", "verify", tmp_path / "nothing"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    assert shown.returncode == 2
+    assert "nothing is not a cache" in shown.stderr
+    assert "Traceback" not in shown.stderr
