@@ -13,6 +13,7 @@ from megafold.pipeline.content import make_content
 from megafold.pipeline.errors import AlignmentError
 from megafold.pipeline.msa.alphabet import Alphabet
 from megafold.pipeline.msa.source import Source, load_source
+from megafold.pipeline.msa.text import plain_name
 from megafold.pipeline.schema import GAP, MSA, N_RESTYPE, MolType
 
 VERSION: Final = 1
@@ -51,7 +52,8 @@ def featurize_msa(sequence: str, mol_type: MolType, files: Sequence[Path]) -> Ms
     sources: list[Source] = []
     failures: list[AlignmentError] = []
     warnings: list[str] = []
-    for path in files:
+    # By name, so that nothing depends on the order the files were found in.
+    for path in sorted(files, key=lambda path: (plain_name(path), path)):
         try:
             source = load_source(path, sequence, mol_type)
         except AlignmentError as error:

@@ -32,7 +32,8 @@ class TemplateResult:
     """What the hit files of a chain gave.
 
     ``content`` is None where no file could be read; a file whose hits were all skipped gives an object
-    without hits, whose attributes count why.
+    without hits, whose attributes count why. ``failures`` are hit files, and structure files of hits,
+    that cannot be used.
     """
 
     content: Content | None
@@ -59,7 +60,10 @@ def featurize_templates(
     Reasons in ``skipped``: ``unsupported-hit-format`` (a whole file), ``no-chain-id`` (the name is no PDB
     chain), ``too-short`` (fewer than 4 aligned residues), ``no-structure``, ``unreadable-structure``,
     ``chain-not-found`` (no such protein chain in the entry), ``sequence-mismatch`` (the hit's residues are
-    not in the chain's sequence). Unreadable structures and unsupported files are also named in a warning.
+    not in the chain's sequence). A warning names unsupported files and unreadable entries; it holds no
+    path, for objects must not depend on where files lie.
+
+    Two files with the same bytes count once, with a warning.
 
     Args:
         sequence: the query's canonical one-letter sequence over the full SEQRES.
@@ -77,19 +81,26 @@ def featurize_templates(
     listed: list[dict[str, str | int]] = []
     skipped: Counter[str] = Counter()
     warnings: list[str] = []
+    unreadable: dict[str, TemplateError] = {}
     for text, path in sorted(texts, key=lambda item: (item[0].name, item[0].digest)):
+        twin = next((source["name"] for source in listed if source["digest"] == text.digest), None)
+        if twin is not None:
+            warnings.append(f"{text.name}: the same bytes as {twin}, counted once")
+            continue
         try:
             found = parse_hits(text, sequence)
         except TemplateError as error:
             failures.append(TemplateError(f"{path}: {error}", reason=error.reason))
             continue
         warnings += found.warnings
-        kept = _use_hits(found, sequence, structures, skipped, warnings)
+        kept = _use_hits(found, sequence, structures, skipped, unreadable)
         listed.append({"name": text.name, "digest": text.digest, "hits": len(found.items), "kept": len(kept)})
         templates += kept
     if not listed:
         return TemplateResult(content=None, failures=tuple(failures))
-    content = _assemble(sequence, templates, listed, skipped, sorted(set(warnings)))
+    warnings += [f"{entry}: its structure file cannot be read" for entry in unreadable]
+    failures += unreadable.values()
+    content = _assemble(sequence, templates, listed, skipped, sorted(warnings))
     return TemplateResult(content=content, failures=tuple(failures))
 
 
@@ -98,8 +109,9 @@ def _use_hits(
     sequence: str,
     structures: TemplateStructures,
     skipped: Counter[str],
-    warnings: list[str],
+    unreadable: dict[str, TemplateError],
 ) -> list[_Template]:
+    """The hits that can be used; counts the others in ``skipped``, keeps why an entry is ``unreadable``."""
     used = []
     for hit in found.items:
         if isinstance(hit, Skipped):
@@ -110,7 +122,7 @@ def _use_hits(
         except TemplateError as error:
             skipped[error.reason] += 1
             if error.reason == "unreadable-structure":
-                warnings.append(str(error))
+                unreadable[hit.entry] = error
     return used
 
 

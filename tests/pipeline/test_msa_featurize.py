@@ -104,7 +104,9 @@ def test_rows_without_residues_are_counted(write):
 
 def test_the_same_bytes_count_once(write):
     text = ">q\nMK\n>a\nMR\n"
-    content = content_for("MK", MolType.PROTEIN, [write("a.a3m", text), write("b.a3m", text)])
+    files = [write("a.a3m", text), write("b.a3m", text)]
+    content = content_for("MK", MolType.PROTEIN, files)
+    assert content.digest() == content_for("MK", MolType.PROTEIN, files[::-1]).digest()
     assert content.arrays["msa"].shape == (2, 2)
     assert content.attributes["warnings"] == ["b.a3m: the same bytes as a.a3m, counted once"]
 

@@ -181,7 +181,10 @@ def test_every_reason_to_skip(tmp_path):
     assert content.arrays["hits"].shape == (5, 1)
     (source,) = content.attributes["sources"]
     assert (source["hits"], source["kept"]) == (7, 1)
-    assert any("2bad.cif" in warning for warning in content.attributes["warnings"])
+    assert content.attributes["warnings"] == ["2bad: its structure file cannot be read"]
+    (failure,) = featurize_templates("GASMK", [hits], TemplateStructures([tmp_path / "pdb"])).failures
+    assert failure.reason == "unreadable-structure"
+    assert "2bad.cif" in str(failure)
 
 
 def test_hits_all_skipped_are_an_object_that_says_so(tmp_path):
@@ -253,6 +256,17 @@ def test_folders(tmp_path):
     assert structures.digest("2xyz") == load(structures, "2xyz").digest
     assert [chain.auth_asym_id for chain in load(structures, "2xyz").chains] == ["H"]
     assert len(TemplateStructures([mine])) == 1
+
+
+def test_the_same_bytes_count_once(tmp_path):
+    write_structure(tmp_path, "1abc")
+    hits = write_hits(tmp_path, ("1abc_H/1-5", "GASMK"))
+    twin = shutil.copy(hits, tmp_path / "more_hits.sto")
+    content = make("GASMK", [hits, twin], TemplateStructures([tmp_path]))
+    assert content.arrays["hits"].shape == (5, 1)
+    assert content.attributes["warnings"] == [
+        "more_hits.sto: the same bytes as hmmsearch_hits.sto, counted once"
+    ]
 
 
 def test_a_folder_that_is_not_there(tmp_path):
