@@ -25,11 +25,18 @@ from megafold.pipeline.stream.config import StreamConfig
 from megafold.pipeline.stream.crop import Crop, crop_entry
 from megafold.pipeline.stream.crop_view import CropView, token_features
 from megafold.pipeline.stream.entry import ENTRY_ARRAYS, EntryTables, present
-from megafold.pipeline.stream.labels import label_features
+from megafold.pipeline.stream.labels import label_features, label_frame
 from megafold.pipeline.stream.msa import MsaBlock, msa_features, plan_rows
 from megafold.pipeline.stream.random_streams import RandomStreams
 from megafold.pipeline.stream.reference import reference_features
 from megafold.pipeline.stream.sampling import Draw, TargetSampler
+from megafold.pipeline.stream.symmetry import (
+    Symmetry,
+    candidate_chains,
+    chain_atoms,
+    chain_candidates,
+    residue_automorphisms,
+)
 from megafold.pipeline.stream.template import (
     TemplateBlock,
     allowed_hits,
@@ -126,6 +133,34 @@ class Stream:
         features, details = self.read_crop(row, CropView.of(tables, crop.tokens), streams)
         meta = self._meta(row, draw, crop, streams) | details
         return Sample({name: features[name] for name in schema.FEATURES}, meta)
+
+    def symmetry(self, index: int, *, epoch: int = 0, seed: int | None = None) -> Symmetry:
+        """The exchanges of atoms and chains that leave sample ``index`` as it is.
+
+        Not part of a sample, as it reads whole chains; same arguments, errors and frame as :meth:`sample`.
+        """
+        seed = self.config.seed if seed is None else seed
+        streams = RandomStreams(seed, epoch, index)
+        draw = self.sampler.draw(epoch, index, seed)
+        tables = self.read_entry(self.entry(draw.row))
+        view = CropView.of(tables, crop_entry(tables, self.config.crop, streams, draw.interest).tokens)
+        groups = candidate_chains(view)
+        copies = np.unique(np.concatenate([np.empty(0, np.int64), *groups.values()]))
+        atoms = np.union1d(view.atoms, chain_atoms(tables, copies))
+        read = self.open(self.entry(draw.row).structure).read(
+            {"atoms": (slice(0, 1), atoms), "atom_coords": (atoms,)}
+        )
+        component_atom, coords = read["atoms"][0], read["atom_coords"]
+        own = np.searchsorted(atoms, view.atoms)
+        frame = label_frame(
+            coords[own], present(coords[own]), streams("label") if self.config.augment else None
+        )
+        return Symmetry(
+            automorphisms=residue_automorphisms(view, self._opened().library, component_atom[own]),
+            chains=chain_candidates(
+                view, groups, atoms, component_atom, frame.apply(coords).astype(np.float32)
+            ),
+        )
 
     def read_entry(self, row: EntryRow) -> EntryTables:
         """An entry's tables."""

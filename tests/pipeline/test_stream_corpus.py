@@ -243,3 +243,34 @@ def test_templates_lie_on_their_residues(cache):
             assert abs(np.median(distance) - length) < 0.03 if len(distance) else True
         assert not mask[:, ~features["is_protein"]].any()
     assert seen > 100
+
+
+def rmsd_superposed(a, b):
+    a, b = a - a.mean(axis=0), b - b.mean(axis=0)
+    return gemmi.superpose_positions([gemmi.Position(*p) for p in a], [gemmi.Position(*p) for p in b]).rmsd
+
+
+def test_copies_of_a_chain_superpose_and_equivalent_atoms_are_alike(cache):
+    stream = stream_of(cache, "2hhb", crop=CropConfig(tokens=300, atoms=4000))
+    features, symmetry = stream.sample(1).features, stream.symmetry(1)
+    proteins = [chain for chain in symmetry.chains if len(chain.atoms) > 300]
+    assert proteins
+    for chain in proteins:
+        assert len(chain.candidate_asym_id) == 2
+        both = chain.coords_mask.all(axis=0)
+        assert both.sum() > 300
+        assert rmsd_superposed(*chain.coords[:, both].astype(float)) < 1.0
+    names = features["ref_atom_name_chars"]
+    rings = 0
+    for orders in symmetry.automorphisms:
+        element = features["ref_element"][orders]
+        assert (element == element[0]).all()
+        assert (features["ref_space_uid"][orders] == features["ref_space_uid"][orders[0, 0]]).all()
+        assert (np.sort(orders, axis=1) == orders[0]).all()
+        text = ["".join(chr(c + 32) for c in chars).strip() for chars in names[orders[0]]]
+        if text[-1] in ("CZ", "OH") and "CE2" in text and "NE1" not in text:  # PHE or TYR
+            moved = ["".join(chr(c + 32) for c in chars).strip() for chars in names[orders[1]]]
+            swapped = {a: b for a, b in zip(text, moved, strict=True) if a != b}
+            assert swapped == {"CD1": "CD2", "CD2": "CD1", "CE1": "CE2", "CE2": "CE1"}
+            rings += 1
+    assert rings

@@ -1,0 +1,143 @@
+"""What a crop's ground truth could just as well be: for permutation alignment (AF3 SI 4.2).
+
+Two kinds of exchange leave the molecule as it is: equivalent atoms within a residue (automorphisms of its
+component), and chains of one entity. The second kind needs coordinates outside the crop.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megafold.pipeline.chemistry.library import ComponentLibrary
+from megafold.pipeline.stream.crop_view import CropView
+from megafold.pipeline.stream.entry import EntryTables, present, ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainCandidates:
+    """The chains that a chain of the crop could be exchanged with, itself among them.
+
+    ``asym_id``: the crop's chain. ``atoms`` [k]: its atoms, as indices into the sample's.
+    ``candidate_asym_id`` [m]: chains of the same entity, ascending. ``coords`` [m, k, 3] in the sample's
+    frame, Å, 0 where ``coords_mask`` [m, k] is false: unresolved there, or absent.
+    """
+
+    asym_id: int
+    atoms: NDArray[np.int64]
+    candidate_asym_id: NDArray[np.int64]
+    coords: NDArray[np.float32]
+    coords_mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symmetry:
+    """All exchanges of one sample.
+
+    ``automorphisms``: for each residue with any, [n, k] indices into the sample's atoms: row 0 is the
+    residue's atoms as they are, each other row an equivalent order of them. ``chains``: for each chain of
+    the crop whose entity has several in the entry.
+    """
+
+    automorphisms: tuple[NDArray[np.int64], ...]
+    chains: tuple[ChainCandidates, ...]
+
+
+def residue_automorphisms(
+    view: CropView, library: ComponentLibrary, component_atom: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], ...]:
+    """Equivalent orders of the atoms of each residue of a crop.
+
+    Only automorphisms count that map the atoms which are there (a crop and bonds take some away) onto
+    themselves. Residues with one order alone are left out.
+    """
+    residue = view.residue[view.atom_to_token]
+    starts = np.flatnonzero(np.diff(residue, prepend=-1))
+    found = []
+    for start, end in zip(starts, [*starts[1:], len(residue)], strict=True):
+        key = view.entry.components[view.entry.residues["component"][residue[start]]]
+        orders = library[key].automorphisms
+        if len(orders) < 2:
+            continue
+        here = component_atom[start:end]
+        place = np.full(int(max(orders.max(), here.max())) + 1, -1)
+        place[here] = np.arange(start, end)
+        # Column j of an automorphism says where heavy atom j goes; atoms that are here must stay here.
+        images = place[orders[:, np.isin(orders[0], here)]]
+        images = np.unique(images[(images >= 0).all(axis=1)], axis=0)
+        if len(images) > 1:
+            found.append(_identity_first(images))
+    return tuple(found)
+
+
+def _identity_first(images: NDArray[np.int64]) -> NDArray[np.int64]:
+    is_identity = (np.diff(images, axis=1) > 0).all(axis=1)
+    return np.concatenate([images[is_identity], images[~is_identity]])
+
+
+def candidate_chains(view: CropView) -> dict[int, NDArray[np.int64]]:
+    """For each chain index of the crop whose entity has several chains: the indices of all of them."""
+    entity = view.entry.chains["entity_id"]
+    groups = {int(chain): np.flatnonzero(entity == entity[chain]) for chain in np.unique(view.chain)}
+    return {chain: group for chain, group in groups.items() if len(group) > 1}
+
+
+def chain_atoms(entry: EntryTables, chains: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Indices of all atoms of ``chains``."""
+    return ranges(entry.chains["first_atom"][chains], entry.chains["atom_count"][chains])
+
+
+def chain_candidates(
+    view: CropView,
+    groups: Mapping[int, NDArray[np.int64]],
+    atoms: NDArray[np.int64],
+    component_atom: NDArray[np.int32],
+    coords: NDArray[np.float32],
+) -> tuple[ChainCandidates, ...]:
+    """Candidates of every chain in ``groups``.
+
+    Args:
+        view: the crop.
+        groups: as :func:`candidate_chains` gives them.
+        atoms: ascending indices into the entry's atoms: all atoms of all chains in ``groups``.
+        component_atom: [len(atoms)] their indices within their components.
+        coords: [len(atoms), 3] their coordinates in the sample's frame, NaN where unresolved.
+    """
+    entry = view.entry
+    residue = _residue_of_atoms(entry, atoms)
+    first_residue = entry.chains["first_residue"].astype(np.int64)
+    chain = entry.residues["chain"][residue].astype(np.int64)
+    stride = int(component_atom.max(initial=0)) + 1
+    # Copies correspond by (position in the chain, atom of the component): they may lack different atoms.
+    keys = (residue - first_residue[chain]) * stride + component_atom
+    crop_chain = view.chain[view.atom_to_token]
+    found = []
+    for own, group in groups.items():
+        mine = np.flatnonzero(crop_chain == own)
+        wanted = keys[np.searchsorted(atoms, view.atoms[mine])]
+        positions = np.full((len(group), len(mine), 3), np.nan, np.float32)
+        for place, candidate in enumerate(group):
+            theirs = np.flatnonzero(chain == candidate)
+            order = theirs[np.argsort(keys[theirs], kind="stable")]
+            at = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
+            same = keys[order[at]] == wanted
+            positions[place, same] = coords[order[at[same]]]
+        mask = present(positions)
+        found.append(
+            ChainCandidates(
+                asym_id=int(entry.chains["asym_id"][own]),
+                atoms=mine,
+                candidate_asym_id=entry.chains["asym_id"][group].astype(np.int64),
+                coords=np.where(mask[:, :, None], positions, np.float32(0)),
+                coords_mask=mask,
+            )
+        )
+    return tuple(found)
+
+
+def _residue_of_atoms(entry: EntryTables, atoms: NDArray[Any]) -> NDArray[np.int64]:
+    token = np.searchsorted(entry.tokens["first_atom"], atoms, side="right") - 1
+    found: NDArray[np.int64] = entry.tokens["residue"][token].astype(np.int64)
+    return found

@@ -1,0 +1,113 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from megafold.cache_store import LocalStore
+from megafold.pipeline.chemistry.library import ComponentLibrary
+from megafold.pipeline.manifest import manifest_from_rows
+from megafold.pipeline.schema import MolType
+from megafold.pipeline.stream import CropConfig, SamplingConfig, Stream, StreamConfig
+from megafold.pipeline.stream.crop_view import CropView
+from megafold.pipeline.stream.entry import EntryTables
+from megafold.pipeline.stream.symmetry import residue_automorphisms
+from tests.pipeline import stream_cache as fake
+from tests.pipeline.stream_cache import Chain
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory):
+    chains = [
+        Chain(["ALA", "GLY", "LYS"], sym=1, unresolved={1}),
+        Chain(["ALA", "GLY", "LYS"], sym=2, origin=(0, 9, 0)),
+        Chain(["GLY"] * 2, entity=2, origin=(0, 20, 0)),
+        Chain(["ZN"], MolType.LIGAND, entity=3, sym=1, origin=(5, 3, 0)),
+        Chain(["ZN"], MolType.LIGAND, entity=3, sym=2, origin=(5, 6, 0)),
+    ]
+    path = tmp_path_factory.mktemp("symmetry") / "cache"
+    content = fake.structure("1abc", chains, (), [(0, 1)])
+    fake.publish(path, [(content, chains, "")])
+    sampling = SamplingConfig(epoch_size=50)
+    return content, [
+        Stream(path, StreamConfig(crop=CropConfig(tokens=tokens, atoms=60), sampling=sampling, seed=4))
+        for tokens in (64, 3)
+    ]
+
+
+def test_candidates_are_the_copies_in_the_samples_frame(streams):
+    content, (whole, small) = streams
+    true = content.arrays["atom_coords"].astype(np.float64)
+    first = dict(zip(content.arrays["chains"][0], content.arrays["chains"][8], strict=True))
+    for stream, index in itertools.product((whole, small), range(10)):
+        features, symmetry = stream.sample(index).features, stream.symmetry(index)
+        asym = features["asym_id"][features["atom_to_token"]]
+        chains = [(found.asym_id, list(found.candidate_asym_id)) for found in symmetry.chains]
+        expected = {1: [1, 2], 2: [1, 2], 4: [4, 5], 5: [4, 5]}
+        assert chains == [(a, expected[a]) for a in sorted(set(asym)) if a in expected]
+        for found in symmetry.chains:
+            assert list(found.atoms) == list(np.flatnonzero(asym == found.asym_id))
+            own = list(found.candidate_asym_id).index(found.asym_id)
+            np.testing.assert_array_equal(found.coords[own], features["coords"][found.atoms])
+            np.testing.assert_array_equal(found.coords_mask[own], features["coords_mask"][found.atoms])
+            if stream is whole:
+                # Distances between the crop's atoms and a candidate's are those of the structure.
+                for place, candidate in enumerate(found.candidate_asym_id):
+                    mask = found.coords_mask[place]
+                    there = true[first[candidate] : first[candidate] + len(found.atoms)]
+                    np.testing.assert_array_equal(mask, ~np.isnan(there[:, 0]))
+                    reference = features["coords"][0].astype(np.float64)
+                    ours = np.linalg.norm(found.coords[place][mask] - reference, axis=1)
+                    np.testing.assert_allclose(ours, np.linalg.norm(there[mask] - true[0], axis=1), atol=1e-3)
+
+
+def flipping_library():
+    """The test library, in which the ligand's C2, O1 and C3 can be exchanged in two ways."""
+    content = fake.library()
+    arrays = dict(content.arrays)
+    place = content.attributes["keys"].index("LGD")
+    components = arrays["components"].copy()
+    start = components[4, place]
+    extra = np.array([0, 2, 1, 3, 0, 1, 3, 2], np.int16)
+    arrays["automorphisms"] = np.insert(arrays["automorphisms"], start + 4, extra)
+    components[5, place] = 3
+    components[4, place + 1 :] += 8
+    arrays["components"] = components
+    return type(content)(arrays=arrays, attributes=content.attributes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3, 4], [[4, 5, 6, 7], [4, 5, 7, 6], [4, 6, 5, 7]]),
+        ([1, 2, 3], [[4, 5, 6], [4, 6, 5]]),  # without C3 only the exchange of C2 and O1 is left
+        ([1, 2], None),
+        ([2, 3], [[4, 5], [5, 4]]),
+    ],
+)
+def test_automorphisms_of_what_is_in_the_crop(tokens, expected):
+    chains = [Chain(["GLY"]), Chain(["LGD"], MolType.LIGAND, entity=2)]
+    content = fake.structure("1abc", chains)
+    entry = EntryTables.from_arrays(content.arrays, content.attributes)
+    view = CropView.of(entry, np.array([0, *tokens]))
+    found = residue_automorphisms(
+        view, ComponentLibrary.from_content(flipping_library()), content.arrays["atoms"][0][view.atoms]
+    )
+    shift = 5 - 4  # GLY alone has five atoms: N CA C O OXT
+    if expected is None:
+        assert found == ()
+    else:
+        assert len(found) == 1
+        assert found[0][0].tolist() == [atom + shift for atom in expected[0]]
+        assert sorted(found[0].tolist()) == sorted([atom + shift for atom in row] for row in expected)
+
+
+def test_a_crop_without_copies_has_no_candidates(tmp_path):
+    chains = [Chain(["ALA"] * 3)]
+    store = LocalStore.create(tmp_path / "c")
+    content = fake.structure("1abc", chains)
+    row = fake.row_of(content, store.put(content), chains)
+    attributes = {"components": str(store.put(fake.library())), "config": {}, "versions": {}}
+    store.move_ref("main", None, store.put_manifest(manifest_from_rows([row], attributes)))
+    symmetry = Stream(tmp_path / "c").symmetry(0)
+    assert symmetry.chains == ()
+    assert symmetry.automorphisms == ()
