@@ -38,6 +38,10 @@ def _accession(rng: Generator) -> str:
     return "A0A" + "".join(kind[int(draw * len(kind))] for kind, draw in zip(pattern, draws, strict=True))
 
 
+def _protein_name(rng: Generator) -> str:
+    return _PROTEIN_NAMES[int(rng.integers(len(_PROTEIN_NAMES)))]
+
+
 def uniprot_rows(rng: Generator, chain: AlignedChain, count: int) -> list[AlignmentRow]:
     """Homologs with UniProt names: most species once, some with paralogs."""
     known = [SPECIES[i] for i in rng.permutation(len(SPECIES))[: int(0.8 * len(SPECIES))]]
@@ -49,7 +53,7 @@ def uniprot_rows(rng: Generator, chain: AlignedChain, count: int) -> list[Alignm
         rows.append(
             AlignmentRow(
                 f"tr|{accession}|{accession}_{mnemonic}/{first}-{first + homolog.residue_count - 1}",
-                f"{rng.choice(_PROTEIN_NAMES)} OS={name} OX={taxon} PE=4 SV=1",
+                f"{_protein_name(rng)} OS={name} OX={taxon} PE=4 SV=1",
                 homolog,
             )
         )
@@ -66,8 +70,8 @@ def uniref_rows(rng: Generator, chain: AlignedChain, count: int) -> list[Alignme
         rows.append(
             AlignmentRow(
                 f"UniRef90_{accession}/{first}-{first + homolog.residue_count - 1}",
-                f"[subseq from] {rng.choice(_PROTEIN_NAMES)} n={int(rng.integers(1, 40))} Tax={name} "
-                f"TaxID={taxon} RepID={accession}_{mnemonic}",
+                f"[subseq from] {_protein_name(rng)} n={int(rng.integers(1, 40))} Tax={name} TaxID={taxon} "
+                f"RepID={accession}_{mnemonic}",
                 homolog,
             )
         )
@@ -95,9 +99,9 @@ def _sorted_homologs(rng: Generator, chain: AlignedChain, count: int) -> list[Ho
     """Homologs, the most similar first, as searches list them."""
     pairs = None if chain.pairs is None else list(chain.pairs)
     found = homologs(rng, chain.sequence, chain.rates, count, pairs)
-    return sorted(
-        found, key=lambda one: -sum(a == b for a, b in zip(one.aligned, chain.sequence, strict=True))
-    )
+    rows = np.frombuffer("".join(one.aligned for one in found).encode(), dtype="u1").reshape(count, -1)
+    identical = (rows == np.frombuffer(chain.sequence.encode(), dtype="u1")).sum(axis=1)
+    return [found[i] for i in np.argsort(-identical, kind="stable")]
 
 
 def a3m(query: str, rows: Sequence[AlignmentRow]) -> str:
@@ -114,7 +118,7 @@ def a3m(query: str, rows: Sequence[AlignmentRow]) -> str:
 
 def jackhmmer_stockholm(query: str, rows: Sequence[AlignmentRow], program: str) -> str:
     """A Stockholm file as jackhmmer and nhmmer write it: the query first, all capitals, every gap a dash."""
-    widths = _insert_widths([row.homolog for row in rows], len(query))
+    widths = _insert_widths([row.homolog for row in rows])
     texts = [_spread(Homolog(query), widths, gap="-", lower=False)]
     texts += [_spread(row.homolog, widths, gap="-", lower=False) for row in rows]
     reference = _spread(Homolog("x" * len(query)), widths, gap=".", lower=False)
@@ -126,7 +130,7 @@ def jackhmmer_stockholm(query: str, rows: Sequence[AlignmentRow], program: str) 
 def hmmsearch_stockholm(chain: AlignedChain, hits: Sequence[tuple[Entry, AlignedChain]]) -> str:
     """Template hits as hmmsearch writes them: no query row, RF marks its residues, insertions lower case."""
     rows = [(entry, hit, *_hit_alignment(chain, hit)) for entry, hit in hits]
-    widths = _insert_widths([homolog for _, _, homolog, _, _ in rows], len(chain.sequence))
+    widths = _insert_widths([homolog for _, _, homolog, _, _ in rows])
     return _stockholm(
         ["# STOCKHOLM 1.0", "#=GF ID query-i1", "#=GF AU hmmsearch (HMMER 3.3.2)"],
         [f"{entry.id}_{hit.chain}/{first}-{last}" for entry, hit, _, first, last in rows],
@@ -154,24 +158,23 @@ def _hit_alignment(chain: AlignedChain, hit: AlignedChain) -> tuple[Homolog, int
     return Homolog("".join(aligned), insertions), matches[0][1] + 1, matches[-1][1] + 1
 
 
-def _insert_widths(rows: Sequence[Homolog], length: int) -> list[int]:
-    """Columns that insertions need before each residue of the query."""
-    widths = [0] * length
+def _insert_widths(rows: Sequence[Homolog]) -> dict[int, int]:
+    """Columns that insertions need, by the query's residue that they precede, in order."""
+    widths: dict[int, int] = {}
     for row in rows:
         for position, inserted in row.insertions.items():
-            widths[position] = max(widths[position], len(inserted))
-    return widths
+            widths[position] = max(widths.get(position, 0), len(inserted))
+    return dict(sorted(widths.items()))
 
 
-def _spread(row: Homolog, widths: list[int], *, gap: str, lower: bool) -> str:
+def _spread(row: Homolog, widths: dict[int, int], *, gap: str, lower: bool) -> str:
     """The row with columns for insertions: residues to the left, then gaps."""
-    parts = []
-    for position, letter in enumerate(row.aligned):
-        if widths[position]:
-            inserted = row.insertions.get(position, "")
-            parts.append((inserted.lower() if lower else inserted).ljust(widths[position], gap))
-        parts.append(letter)
-    return "".join(parts)
+    parts, done = [], 0
+    for position, width in widths.items():
+        inserted = row.insertions.get(position, "")
+        parts += [row.aligned[done:position], (inserted.lower() if lower else inserted).ljust(width, gap)]
+        done = position
+    return "".join([*parts, row.aligned[done:]])
 
 
 def _posteriors(texts: list[str]) -> list[str]:

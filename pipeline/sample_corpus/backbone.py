@@ -31,7 +31,9 @@ _BASINS: Final = {
 }
 #: Turns that bring two strands side by side: types I' and II' (phi and psi of residues i+1 and i+2).
 _HAIRPIN_TURNS: Final = (((55.0, 38.0), (78.0, 20.0)), ((60.0, -120.0), (-80.0, 0.0)))
-_CANDIDATES: Final = 200
+_CANDIDATES: Final = 500
+#: Side chains whose centroids are this near count as packed.
+_PACKED: Final = 7.5
 _GROW_ATTEMPTS: Final = 400
 #: A variant may come a little closer to itself than the fold it is made from.
 _VARIANT_SLACK: Final = 0.15
@@ -149,7 +151,7 @@ def _fragment(rng: Generator, before: str, kind: str, length: int) -> tuple[Coor
         phi = np.concatenate([turn[:, 0] + spread[0], phi], axis=1)
         psi = np.concatenate([turn[:, 1] + spread[1], psi], axis=1)
         return phi, psi, "LL" + "E" * length
-    loop = int(rng.integers(2, 5))
+    loop = int(rng.integers(3, 6))
     # Each candidate has its own loop, so that one round tries many directions for the next element.
     states = rng.choice(list("bpal"), (_CANDIDATES, loop), p=[0.34, 0.26, 0.32, 0.08])
     phi, psi = _sample_torsions(rng, np.concatenate([states, np.full((_CANDIDATES, length), kind)], axis=1))
@@ -157,28 +159,31 @@ def _fragment(rng: Generator, before: str, kind: str, length: int) -> tuple[Coor
 
 
 def _best_candidate(chain: Coords, candidates: Coords) -> int | None:
-    """The candidate [candidates, m, 5, 3] that makes ``chain`` most compact, among those that fit."""
+    """The candidate [candidates, m, 5, 3] that packs best on ``chain``, among those that fit."""
     ca, centroids = chain[:, CA], virtual_centroids(chain)
     far = slice(0, max(0, len(chain) - 2))
     new_ca, new_centroids = candidates[:, :, CA], virtual_centroids(candidates)
-    fits = np.ones(len(candidates), bool)
+    left = np.arange(len(candidates))
     for old, new, limit in (
         (ca, new_ca, 4.0),
-        (centroids, new_centroids, 3.9),
         (ca, new_centroids, 3.9),
         (centroids, new_ca, 3.9),
+        (centroids, new_centroids, 3.9),
     ):
-        if len(old[far]):
-            fits &= (squared_distances(new, old[far]) > limit**2).all(axis=(1, 2))
+        squares = squared_distances(new[left].astype(np.float32), old[far].astype(np.float32))
+        fits = squares.min(axis=(1, 2), initial=np.inf) > limit**2
+        left, squares = left[fits], squares[fits]
+    contacts = (squares < _PACKED**2).sum(axis=(1, 2))
+    candidates, new_ca = candidates[left], new_ca[left]
     whole = np.concatenate([np.broadcast_to(ca, (len(candidates), *ca.shape)), new_ca], axis=1)
     radius = np.sqrt(((whole - whole.mean(axis=1, keepdims=True)) ** 2).sum(-1).mean(-1))
     donors = np.concatenate([chain[far, N], chain[far, O]])
     acceptors = np.concatenate([candidates[:, 2:, O], candidates[:, 2:, N]], axis=1)
     bonds = (squared_distances(acceptors, donors) < 3.3**2).sum(axis=(1, 2)) if len(donors) else 0
-    score = radius - 0.15 * np.minimum(bonds, 8)
+    score = radius - 0.1 * contacts - 0.15 * np.minimum(bonds, 8)
     for index in np.argsort(score, kind="stable"):
-        if fits[index] and not has_clash(np.concatenate([chain, candidates[index]])):
-            return int(index)
+        if not has_clash(np.concatenate([chain, candidates[index]])):
+            return int(left[index])
     return None
 
 

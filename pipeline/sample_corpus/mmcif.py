@@ -292,7 +292,8 @@ def _connections(block: gemmi.cif.Block, entry: Entry) -> None:
         "ptnr1_label_atom_id pdbx_ptnr1_label_alt_id pdbx_ptnr1_PDB_ins_code ptnr1_symmetry "
         "ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_label_atom_id "
         "pdbx_ptnr2_label_alt_id pdbx_ptnr2_PDB_ins_code ptnr1_auth_asym_id ptnr1_auth_comp_id "
-        "ptnr1_auth_seq_id ptnr2_auth_asym_id ptnr2_auth_comp_id ptnr2_auth_seq_id ptnr2_symmetry pdbx_dist_value pdbx_value_order",
+        "ptnr1_auth_seq_id ptnr2_auth_asym_id ptnr2_auth_comp_id ptnr2_auth_seq_id ptnr2_symmetry "
+        "pdbx_dist_value pdbx_value_order",
         rows,
     )
     _loop(block, "struct_conn_type", "id criteria reference", [(kind, "?", "?") for kind in sorted(counts)])

@@ -48,7 +48,7 @@ class Pose:
 
 
 def dock(
-    rng: Generator, fixed: Coords, moving: Coords, *, trials: int = 8, distance: float = CONTACT
+    rng: Generator, fixed: Coords, moving: Coords, *, trials: int = 6, distance: float = CONTACT
 ) -> Pose:
     """Bring ``moving`` [M, 3] to ``fixed`` [N, 3] until their closest atoms are at ``distance``.
 
@@ -77,7 +77,7 @@ def two_fold(rng: Generator, pos: Coords) -> tuple[Pose, Coords]:
     flip = np.diag([-1.0, -1.0, 1.0])
     start = pos.mean(axis=0)
     best: tuple[int, Coords, float] | None = None
-    for _ in range(6):
+    for _ in range(5):
         rotation = random_rotation(rng)
         turned = (pos - start) @ rotation.T
         copy = turned @ flip.T

@@ -184,7 +184,7 @@ def _protein_dna(recipe: _Recipe) -> Entry:
     )
     recipe.add_protein(packing)
     helix = np.concatenate([residue.pos for strand in strands for residue in strand])
-    pose = dock(recipe.rng, packing.atoms(), helix, trials=12)
+    pose = dock(recipe.rng, packing.atoms(), helix, trials=6)
     for strand in strands:
         recipe.add_nucleic(pose.apply(strand))
     recipe.builder.tags.add("multimer")
@@ -247,7 +247,7 @@ def _protein_rna(recipe: _Recipe) -> Entry:
     parts = _hairpin_parts(recipe)
     recipe.add_protein(packing)
     helix = np.concatenate([residue.pos for residue in parts.residues])
-    pose = dock(recipe.rng, packing.atoms(), helix, trials=12)
+    pose = dock(recipe.rng, packing.atoms(), helix, trials=6)
     recipe.add_nucleic(pose.apply(list(parts.residues)), pairs=parts.pairs)
     recipe.builder.tags.add("multimer")
     return recipe.finish("A protein bound to an RNA hairpin")

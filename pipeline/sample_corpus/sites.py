@@ -92,7 +92,7 @@ def find_disulfide(packing: ChainPacking) -> Site | None:
 
 def _metal_positions(packing: ChainPacking, i: int, code: str) -> tuple[Coords, Coords]:
     """Conformations at residue ``i`` and where each would hold a zinc ion, [N, N_atom, 3] and [N, 3]."""
-    grid = _grid(code, 15)
+    grid = _grid(code, 20 if code == "HIS" else 15)
     conformations = packing.in_space(i, grid)
     conformations = conformations[_clear_of_backbone(packing, i, conformations)]
     place = {name: k for k, name in enumerate(grid.names)}
@@ -117,7 +117,7 @@ def _compatible(sides: list[Coords]) -> bool:
 
 
 def find_zinc_site(packing: ChainPacking) -> Site | None:
-    """Two to four HIS or CYS residues that hold a zinc ion at 2.1 Å (N) or 2.3 Å (S), each within 0.2 Å."""
+    """Two to four HIS or CYS residues that hold a zinc ion at 2.1 Å (N) or 2.33 Å (S), each within 0.2 Å."""
     cache: dict[tuple[int, str], tuple[Coords, Coords]] = {}
     best: Site | None = None
 
@@ -127,7 +127,7 @@ def find_zinc_site(packing: ChainPacking) -> Site | None:
         return cache[i, code]
 
     pairs = _pairs(packing, 3.8, 8.5)
-    for i, j in pairs[:40]:
+    for i, j in pairs[:16]:
         for code_i, code_j in (("HIS", "HIS"), ("HIS", "CYS"), ("CYS", "HIS"), ("CYS", "CYS")):
             (sides_i, metals_i), (sides_j, metals_j) = positions(i, code_i), positions(j, code_j)
             if not len(metals_i) or not len(metals_j):
@@ -168,7 +168,7 @@ def _more_ligands(
             if not len(metals):
                 continue
             best = int(np.argmin(((metals - metal) ** 2).sum(-1)))
-            if ((metals[best] - metal) ** 2).sum() < 0.25**2 and _compatible([*sides, candidates[best]]):
+            if ((metals[best] - metal) ** 2).sum() < 0.18**2 and _compatible([*sides, candidates[best]]):
                 taken.add(k)
                 sides.append(candidates[best])
                 found.append((k, code, candidates[best]))

@@ -349,13 +349,13 @@ def test_linked_sugars_have_lost_their_leaving_oxygen(structures):
 
 
 def test_proteins_are_compact(structures):
-    """Radius of gyration within twice that of globular proteins, 2.2 N^0.38 Å (Skolnick et al. 1997)."""
+    """Radius of gyration at most 1.7 times that of globular proteins, 2.2 N^0.38 Å (Skolnick et al. 1997)."""
     for structure in structures.values():
         for chain in structure[0]:
             trace = np.array([position(r["CA"][0]) for r in chain.get_polymer() if "CA" in r])
             if len(trace) > 20:
                 radius = np.sqrt(((trace - trace.mean(axis=0)) ** 2).sum(axis=1).mean())
-                assert radius < 2 * 2.2 * len(trace) ** 0.38
+                assert radius < 1.7 * 2.2 * len(trace) ** 0.38
 
 
 def test_homodimers_touch(structures):

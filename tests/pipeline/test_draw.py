@@ -1,0 +1,182 @@
+"""Pictures: they are made for every sort of crop, and what they show is where it should be."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from megafold.pipeline import draw, schema
+from megafold.pipeline.draw import draw_losses, draw_sample
+from megafold.pipeline.errors import InputError
+
+LENGTHS = {"N_msa": 7, "N_templ": 2}
+
+
+def make_features(n_msa: int = 7, n_templ: int = 2, *, resolved: bool = True) -> dict[str, np.ndarray]:
+    """A protein of 12 residues (two atoms each) and a ligand of 3 atoms, shaped as the schema says."""
+    n_token, n_atom = 15, 27
+    lengths = {"N_token": n_token, "N_atom": n_atom, "N_msa": n_msa, "N_templ": n_templ}
+    rng = np.random.default_rng(0)
+    features = {
+        feature.name: np.zeros(
+            [
+                lengths.get(axis) or int(axis) if axis in lengths or axis.isdigit() else 0
+                for axis in feature.axes
+            ],
+            feature.dtype,
+        )
+        for feature in schema.SAMPLE
+    }
+    for name, length in (("msa", n_msa), ("template_restype", n_templ)):
+        features[name] = np.full((length, n_token), schema.GAP, np.int32)
+        features[name][:, :12] = rng.integers(0, 20, (length, 12))
+    count = np.array([2] * 12 + [1] * 3)
+    start = np.cumsum(count) - count
+    features.update(
+        asym_id=np.array([1] * 12 + [2] * 3, np.int32),
+        restype=np.array([*range(12), 20, 20, 20], np.int32),
+        residue_index=np.array([*range(1, 13), 1, 1, 1], np.int32),
+        is_protein=np.arange(n_token) < 12,
+        is_ligand=np.arange(n_token) >= 12,
+        atom_to_token=np.repeat(np.arange(n_token), count).astype(np.int32),
+        center_atom=start.astype(np.int32),
+        rep_atom=(start + count - 1).astype(np.int32),
+        coords=rng.normal(0, 8, (n_atom, 3)).astype(np.float32),
+        coords_mask=np.full(n_atom, resolved),
+        deletion_mean=rng.uniform(0, 0.2, n_token).astype(np.float32),
+    )
+    features["token_bonds"][12, 13] = features["token_bonds"][13, 12] = True
+    return features
+
+
+META = {
+    "entry": "1abc",
+    "crop_method": "spatial_interface",
+    "crop_center": 3,
+    "seed": 0,
+    "epoch": 1,
+    "index": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("n_msa", "n_templ", "resolved"), [(7, 2, True), (0, 0, True), (7, 0, False), (900, 20, True)]
+)
+def test_draws_every_sort_of_crop(tmp_path, n_msa, n_templ, resolved):
+    path = tmp_path / "crop.png"
+    draw_sample(make_features(n_msa, n_templ, resolved=resolved), META, path)
+    image = imread(path)
+    assert image.shape[0] > 600
+    assert image.shape[1] > 1000
+    assert image[..., :3].std() > 0.05
+
+
+def test_draws_without_meta(tmp_path):
+    draw_sample(make_features(), {}, tmp_path / "crop.png")
+    assert (tmp_path / "crop.png").stat().st_size > 10_000
+
+
+def axes_of(drawing, features) -> object:
+    axes = Figure().subplots()
+    drawing(axes, features)
+    return axes
+
+
+def test_title_says_what_is_drawn():
+    title = draw._title(make_features(), META)
+    assert "1abc" in title
+    assert "spatial interface crop around token 3" in title
+    assert "15 tokens, 27 atoms (27 resolved), 2 chains" in title
+    assert "seed 0, epoch 1, index 2" in title
+
+
+def test_contact_map_shows_distances_of_representative_atoms():
+    features = make_features()
+    features["coords_mask"][features["rep_atom"][4]] = False
+    image = axes_of(draw._draw_contacts, features).images[0].get_array()
+    a, b = (features["coords"][features["rep_atom"][k]].astype(float) for k in (2, 9))
+    assert image[2, 9] == pytest.approx(np.linalg.norm(a - b))
+    assert np.ma.getmaskarray(image)[4].all()
+    assert np.ma.getmaskarray(image).sum() == 2 * 15 - 1
+
+
+def test_chain_boundaries_are_between_tokens():
+    axes = axes_of(draw._draw_msa, make_features())
+    assert [line.get_xdata()[0] for line in axes.lines] == [11.5]
+
+
+def test_coverage_counts_rows_with_a_residue():
+    features = make_features()
+    features["msa"][2:5, 3] = schema.GAP
+    axes = axes_of(draw._draw_coverage, features)
+    heights = axes.lines[0].get_ydata()
+    assert heights[3] == 4
+    assert heights[12] == 0
+
+
+def test_projection_shows_resolved_atoms_and_traces_within_chains():
+    features = make_features()
+    features["coords_mask"][features["center_atom"][5]] = False
+    axes = axes_of(draw._draw_projection, features)
+    points = [collection for collection in axes.collections if hasattr(collection, "get_sizes")]
+    assert sum(len(one.get_offsets()) for one in points if len(one.get_sizes())) == 26
+    (lines,) = (
+        one for one in axes.collections if hasattr(one, "get_segments") and not len(one.get_offsets()) > 1
+    )
+    # Eleven peptide bonds, less the two of the residue without coordinates; none to the ligand.
+    assert len(lines.get_segments()) == 9
+
+
+def test_every_class_has_a_colour():
+    assert draw._class_lookup().shape == (schema.N_RESTYPE,)
+    assert draw._CLASSES[draw._class_lookup()[schema.GAP]][0] == "gap"
+
+
+# --------------------------------------------------------------------------------------------------
+# Losses
+
+
+def write_csv(path, rows: list[str]):
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def test_draws_losses(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = ["step,loss,mse,learning_rate,smooth_lddt"]
+    rows += [f"{k},{9 / k + rng.random()},{4 / k},{0.001},{0.5 + rng.random()}" for k in range(1, 80)]
+    draw_losses(write_csv(tmp_path / "metrics.csv", rows), tmp_path / "loss.png")
+    assert imread(tmp_path / "loss.png").shape[0] > 300
+
+
+def test_reads_the_losses_alone_and_skips_torn_and_infinite_values(tmp_path):
+    rows = [
+        "step,mse,loss,learning_rate",
+        "1,2.0,5.0,0.1",
+        "2,nan,4.0,0.1",
+        "3,1.0,,0.1",
+        "4,0.5,3.0,0.1",
+        "5,0.",
+    ]
+    curves = draw._read_curves(write_csv(tmp_path / "metrics.csv", rows))
+    assert list(curves) == ["loss", "mse"]
+    assert curves["loss"][0].tolist() == [1, 2, 4]
+    assert curves["loss"][1].tolist() == [5, 4, 3]
+    assert curves["mse"][0].tolist() == [1, 3, 4, 5]
+
+
+def test_moving_average_is_the_mean_of_the_last_values():
+    values = np.arange(10.0) ** 2
+    expected = [values[max(0, k - 3) : k + 1].mean() for k in range(10)]
+    np.testing.assert_allclose(draw._moving_average(values, 4), expected)
+
+
+@pytest.mark.parametrize("rows", [["step,loss"], ["step,seconds", "1,2"], ["loss", "1"]])
+def test_says_what_is_missing(tmp_path, rows):
+    with pytest.raises(InputError, match="no losses to draw"):
+        draw_losses(write_csv(tmp_path / "metrics.csv", rows), tmp_path / "loss.png")
+
+
+def test_says_that_there_is_no_file(tmp_path):
+    with pytest.raises(InputError, match="cannot read the losses"):
+        draw_losses(tmp_path / "none.csv", tmp_path / "loss.png")
