@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from megafold.trainer.config import TrainConfig
@@ -158,6 +159,9 @@ class BatchStream:
                 prefetch_factor=config.prefetch if workers else None,
                 multiprocessing_context=config.worker_start if workers else None,
                 worker_init_fn=_leave_signals_to_the_trainer,
+                # Without its own, a loader draws from torch's global generator when it starts, and a
+                # resumed run would not draw the dropout masks of one that was never stopped.
+                generator=torch.Generator().manual_seed(config.seed),
             )
         )
 

@@ -1,0 +1,157 @@
+"""A whole run: data, training, sampling, and what it leaves behind."""
+
+import json
+
+import gemmi
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from megafold.trainer.batches import TrainingData
+from megafold.trainer.checkpoint import load_checkpoint
+from megafold.trainer.errors import CheckpointError, ConfigError
+from megafold.trainer.evaluation import sample_structures
+from megafold.trainer.train import Resume, build_model, run_training
+from tests.trainer.batches import random_batch
+from tests.trainer.fakes import FakeModel, quick_config
+
+
+@pytest.fixture(autouse=True)
+def _no_drawing(monkeypatch):
+    monkeypatch.setattr("megafold.trainer.logging.run_log.draw_losses", lambda csv_path, png_path: None)
+
+
+class Entries(Dataset):
+    """Samples by ``(epoch, index)``."""
+
+    def __init__(self, length=4):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        _, place = index
+        sample = {name: value[0] for name, value in random_batch(place, 8).items()}
+        return sample, {"entry": f"entry{place}"}
+
+
+def collate(samples):
+    batch = {name: torch.stack([s[name] for s, _ in samples]) for name in samples[0][0]}
+    return {**batch, "meta": [meta for _, meta in samples]}
+
+
+def make_data(**changes):
+    return TrainingData(dataset=Entries(), collate=collate, identity={"manifest": "ab"}, **changes)
+
+
+def test_a_run_leaves_a_summary_and_structures(tmp_path):
+    config = quick_config(steps=3, sample_count=2, batch_size=1)
+    summary = run_training(config, make_data(), tmp_path, model=FakeModel())
+    assert (summary.steps, summary.skipped, summary.stopped) == (3, 0, False)
+    assert summary.parameters == 64 * 3 + 1 + 64 + 3
+    assert summary.checkpoint == tmp_path / "checkpoints/step-00000003.pt"
+    (structure,) = summary.structures
+    assert structure.entry == "entry3"
+    # The fake samples the ground truth, off by 0.01 Å.
+    assert structure.lddt == structure.lddt_center == (1.0, 1.0)
+    assert all(0.01 < value < 0.025 for value in structure.rmsd)
+    assert len(gemmi.read_structure(str(structure.path))) == 2
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written == summary.to_dict()
+    assert json.loads((tmp_path / "config.json").read_text()) == config.to_dict()
+    assert load_checkpoint(summary.checkpoint)["data"] == {"manifest": "ab"}
+
+
+def test_samples_to_evaluate_can_be_named(tmp_path):
+    data = make_data(evaluate=[(0, 2), (0, 0)])
+    summary = run_training(quick_config(steps=1, sample_count=1), data, tmp_path, model=FakeModel())
+    assert [structure.entry for structure in summary.structures] == ["entry2", "entry0"]
+    # Sampling has no part in where training stands.
+    assert load_checkpoint(summary.checkpoint)["sampler"]["position"] == 1
+
+
+def test_a_folder_with_a_run_is_resumed_or_refused(tmp_path):
+    run_training(quick_config(steps=2), make_data(), tmp_path / "a", model=FakeModel())
+    with pytest.raises(CheckpointError, match="holds a run"):
+        run_training(quick_config(steps=4), make_data(), tmp_path / "a", model=FakeModel())
+    summaries = [
+        run_training(quick_config(steps=4), make_data(), tmp_path / name, resume=Resume(), model=FakeModel())
+        for name in ("a", "b")
+    ]
+    states = [load_checkpoint(summary.checkpoint) for summary in summaries]
+    assert states[0]["sampler"] == states[1]["sampler"] == {"seed": 0, "epoch": 0, "position": 4}
+    for name, value in states[0]["model"].items():
+        assert torch.equal(value, states[1]["model"][name])
+
+
+def test_other_data_are_refused(tmp_path):
+    run_training(quick_config(steps=1), make_data(), tmp_path, model=FakeModel())
+    other = TrainingData(dataset=Entries(), collate=collate, identity={"manifest": "cd"})
+    with pytest.raises(CheckpointError, match="manifest"):
+        run_training(quick_config(steps=2), other, tmp_path, resume=Resume(), model=FakeModel())
+    allowed = Resume(allow_other_data=True)
+    summary = run_training(quick_config(steps=2), other, tmp_path, resume=allowed, model=FakeModel())
+    assert summary.steps == 2
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    config = quick_config(preset="tiny")
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first = build_model(config)
+    assert torch.equal(torch.rand(1), expected)
+    again, other = build_model(config), build_model(quick_config(preset="tiny", seed=1))
+    weights = [torch.cat([p.flatten() for p in model.parameters()]) for model in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    with pytest.raises(ConfigError, match="preset"):
+        build_model(quick_config(preset="huge"))
+    with pytest.raises(ConfigError, match="back end"):
+        build_model(config, backend="fast")
+
+
+def test_sampling_leaves_training_as_it_is(tmp_path):
+    model = FakeModel()
+    model.train()
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    batch = collate([Entries()[0, 1]])
+    config = quick_config(sample_count=2)
+    first, again = (
+        sample_structures(model, batch, config, tmp_path / name, torch.device("cpu")) for name in "ab"
+    )
+    assert torch.equal(torch.rand(1), expected)
+    assert model.training
+    assert first[0].rmsd == again[0].rmsd
+    positions = [
+        [atom.pos.tolist() for chain in gemmi.read_structure(str(s[0].path))[0] for r in chain for atom in r]
+        for s in (first, again)
+    ]
+    np.testing.assert_array_equal(*positions)
+
+
+@pytest.mark.slow
+def test_the_network_trains_stops_and_resumes_exactly(tmp_path):
+    """Case 27 with the network itself: dropout, noise and cycles all come back."""
+    config = quick_config(preset="tiny", n_copies=2, learning_rate=1e-3, checkpoint_every=2)
+    settings = config.to_dict()
+    run_training(type(config).from_dict({**settings, "steps": 4}), make_data(), tmp_path / "whole")
+    run_training(type(config).from_dict({**settings, "steps": 2}), make_data(), tmp_path / "parts")
+    torch.manual_seed(77)
+    run_training(
+        type(config).from_dict({**settings, "steps": 4}), make_data(), tmp_path / "parts", resume=Resume()
+    )
+    states = [
+        load_checkpoint(tmp_path / name / "checkpoints/step-00000004.pt") for name in ("whole", "parts")
+    ]
+    for part in ("model", "average"):
+        for name, value in states[0][part].items():
+            assert torch.equal(value, states[1][part][name]), name
+    moments = [state["optimizer"]["state"] for state in states]
+    for index, entry in moments[0].items():
+        for name, value in entry.items():
+            assert torch.equal(value, moments[1][index][name])
