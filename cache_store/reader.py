@@ -160,7 +160,7 @@ async def _read_many(
             checked = _checked(reader, name, selection, array.shape)
             try:
                 arrays[name] = await _read(array, checked)
-            except (BadFile, ValueError, RuntimeError, OSError) as error:
+            except (BadFile, OSError) as error:
                 raise CorruptObject(reader.digest, reader.path, f"array {name}: {error}") from error
         results.append(arrays)
     return results
@@ -261,7 +261,7 @@ def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine of zarr's.
 
     Over a :class:`ZippedGroup` with the serial pipeline no coroutine waits for anything, so it runs to its
-    end right here. Should a version of zarr wait somewhere, zarr's own event loop runs it instead.
+    end right here. Where a version of zarr waits, or asks for an event loop, zarr's own loop runs it anew.
     """
     coroutine = make()
     try:
@@ -269,5 +269,7 @@ def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     except StopIteration as finished:
         result: T = finished.value
         return result
+    except RuntimeError:  # no event loop is running
+        pass
     coroutine.close()
     return sync(make())

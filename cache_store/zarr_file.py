@@ -3,24 +3,25 @@
 Any Zarr reader opens an object file with ``zarr.storage.ZipStore``. This module is the quicker way the
 stream uses. zarr-python moves every chunk through several asyncio tasks, a lock and a thread for each
 compressed buffer: about 0.1 ms a chunk, more than decoding a small one takes. A stored zip member
-needs one positioned read, and zstd and crc32c have synchronous entry points (``SupportsSyncCodec``), so
+needs one positioned read, and zstd and crc32c have synchronous entry points (zarr 3.1.6 and newer), so
 a chunk needs no task at all, and no thread means nothing that a fork could break.
 """
 
+import asyncio
 import contextlib
 import io
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import AsyncIterator, Iterable
-from functools import cached_property
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from zarr import AsyncArray
-from zarr.abc.codec import SupportsSyncCodec
+from zarr.abc.codec import Codec
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
 from zarr.core.codec_pipeline import BatchedCodecPipeline
@@ -43,6 +44,7 @@ class ZippedGroup(Store):
 
     supports_writes = False
     supports_deletes = False
+    supports_partial_writes = False  # asked for by older versions of zarr
     supports_listing = True
 
     def __init__(self, path: Path) -> None:
@@ -146,6 +148,10 @@ class ZippedGroup(Store):
         """Refused: objects are immutable."""
         self._check_writable()
 
+    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, bytes]]) -> None:
+        """Refused: objects are immutable. Asked for by older versions of zarr."""
+        self._check_writable()
+
     async def delete(self, key: str) -> None:
         """Refused: objects are immutable."""
         self._check_writable()
@@ -192,25 +198,40 @@ class SerialPipeline(BatchedCodecPipeline):
     ) -> None:
         """Decode each chunk and place its selection in ``out``.
 
-        Never suspends over a :class:`ZippedGroup`.
+        Never suspends over a :class:`ZippedGroup`, where the codecs have synchronous entry points
+        (zarr 3.1.6 and newer).
+
+        Raises:
+            BadFile: a chunk is missing or damaged.
+            RuntimeError: the codecs have none, and no event loop is running.
         """
-        if drop_axes:
-            raise BadFile("a selection that drops axes: objects are read with slices")
+        if self._decoders is None:
+            asyncio.get_running_loop()
+            with _as_bad_file():
+                await super().read(batch_info, out, drop_axes)
+            return
         target = out.as_numpy_array()
         for getter, spec, chunk_selection, out_selection, _ in batch_info:
             buffer = await getter.get(spec.prototype)
-            for codec in self._decoders:
-                buffer = codec._decode_sync(buffer, spec)
-            target[out_selection] = buffer.as_numpy_array()[chunk_selection]
+            with _as_bad_file():
+                for decode in self._decoders:
+                    buffer = decode(buffer, spec)
+                chunk = buffer.as_numpy_array()
+            target[out_selection] = chunk[chunk_selection]
 
     @cached_property
-    def _decoders(self) -> tuple[SupportsSyncCodec, ...]:
-        decoders: list[SupportsSyncCodec] = []
-        for codec in reversed(list(self)):
-            if not isinstance(codec, SupportsSyncCodec):
-                raise BadFile(f"codec {type(codec).__name__} is not one that objects are written with")
-            decoders.append(codec)
-        return tuple(decoders)
+    def _decoders(self) -> tuple[Callable[[Any, Any], Any], ...] | None:
+        """Synchronous decoding of each codec, last codec first; None where one has no such thing."""
+        decoders = tuple(getattr(codec, "_decode_sync", None) for codec in reversed(list(self)))
+        return None if None in decoders else decoders  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _as_bad_file() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:  # crc32c and reshaping; zstd
+        raise BadFile(str(error)) from error
 
 
 class SerialArray(AsyncArray[Any]):
@@ -219,4 +240,10 @@ class SerialArray(AsyncArray[Any]):
     def __init__(self, metadata: Any, store_path: StorePath) -> None:
         super().__init__(metadata, store_path)
         # Chosen here rather than through zarr's configuration, which other users of zarr share.
-        object.__setattr__(self, "codec_pipeline", SerialPipeline.from_codecs(self.metadata.codecs))
+        object.__setattr__(self, "codec_pipeline", _pipeline(tuple(self.metadata.codecs)))
+
+
+@lru_cache(maxsize=64)
+def _pipeline(codecs: tuple[Codec, ...]) -> SerialPipeline:
+    """One pipeline for all arrays of the same codecs: making one costs as much as reading a small array."""
+    return SerialPipeline.from_codecs(codecs)

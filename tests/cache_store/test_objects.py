@@ -106,6 +106,21 @@ def test_a_partial_read_notices_a_flipped_bit(tmp_path: Path):
             path.write_bytes(clean)
 
 
+def test_metadata_is_never_read_with_a_flipped_bit(tmp_path: Path):
+    content = small_content()
+    path = tmp_path / "object.zarr.zip"
+    path.write_bytes(encode(content))
+    clean = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo("zarr.json")
+    start = member.header_offset + 30 + len(member.filename)
+    for position in range(8 * start, 8 * (start + member.file_size), 151):
+        flip(path, position)
+        with ObjectReader(path, content.digest()) as reader, pytest.raises(CorruptObject, match="checksum"):
+            reader.attributes
+        path.write_bytes(clean)
+
+
 def test_no_flipped_bit_gives_wrong_values(tmp_path: Path):
     """Reading, without any check of the whole file, either fails or is right."""
     content = small_content()

@@ -21,6 +21,8 @@ from megafold.cache_store import (
     read_many,
 )
 from megafold.cache_store.reader import run
+from megafold.cache_store.zarr_file import SerialPipeline
+from tests.cache_store.store_conformance import flip
 
 
 @pytest.fixture(scope="module")
@@ -203,15 +205,35 @@ def test_a_forked_child_reads_what_its_parent_opened(reader: ObjectReader):
     assert reader.read_all().digest() == reader.digest
 
 
+def test_codecs_without_synchronous_entry_points(
+    store: LocalStore, content: Content, monkeypatch: pytest.MonkeyPatch
+):
+    """As in zarr before 3.1.6: the trip runs on the event loop, and damage is damage there, too."""
+    monkeypatch.setattr(SerialPipeline, "_decoders", None)
+    digest = store.put(content)
+    with store.open(digest) as reader:
+        assert reader.read_all().digest() == digest
+    path = store.object_path(digest)
+    clean = path.read_bytes()
+    flip(path, 8 * clean.index(b"flat/c/0") + 100)
+    with store.open(digest) as reader, pytest.raises(CorruptObject, match="array flat"):
+        reader.read({"flat": None})
+    path.write_bytes(clean)
+
+
 def test_coroutines_that_wait_run_on_the_event_loop():
     async def waits() -> str:
         await asyncio.sleep(0)
         return "done"
+
+    async def gathers() -> list[str]:
+        return list(await asyncio.gather(waits(), waits()))
 
     async def fails() -> None:
         await asyncio.sleep(0)
         raise KeyError("x")
 
     assert run(waits) == "done"
+    assert run(gathers) == ["done", "done"]
     with pytest.raises(KeyError):
         run(fails)
