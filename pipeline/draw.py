@@ -18,6 +18,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from megafold.pipeline.errors import InputError
@@ -172,8 +173,7 @@ def _draw_msa(axes: Axes, features: Features) -> None:
         _show_classes(axes, shown)
     _boundaries(axes, features)
     more = f", first {len(shown)} shown" if len(shown) < len(msa) else ""
-    axes.set_title(f"MSA ({len(msa)} rows{more})", fontsize=10, loc="left")
-    axes.set_ylabel("row")
+    axes.set_ylabel(f"row of the MSA\n({len(msa)} rows{more})")
     present = set(_class_lookup()[np.unique(shown)].tolist()) if shown.size else set()
     handles = [
         Patch(facecolor=colour, edgecolor="0.6", linewidth=0.5, label=label)
@@ -181,8 +181,8 @@ def _draw_msa(axes: Axes, features: Features) -> None:
         if k in present
     ]
     axes.legend(
-        handles=handles, ncols=len(handles), fontsize=7.5, frameon=False, loc="lower right",
-        bbox_to_anchor=(1.0, 0.985), handlelength=0.9, columnspacing=0.8, handletextpad=0.3,
+        handles=handles, ncols=len(handles), fontsize=7.5, frameon=False, loc="lower left",
+        bbox_to_anchor=(-0.01, 0.985), handlelength=0.9, columnspacing=0.8, handletextpad=0.3,
     )  # fmt: skip
     axes.tick_params(axis="x", labelbottom=False)
 
@@ -210,6 +210,7 @@ def _draw_templates(axes: Axes, features: Features) -> None:
     classes = np.asarray(features["template_restype"])
     axes.set_xlabel("token of the crop")
     axes.set_xlim(-0.5, len(features["restype"]) - 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(classes) == 0:
         axes.set_yticks([])
         axes.set_title("no templates", fontsize=10, loc="left")
@@ -249,6 +250,8 @@ def _draw_contacts(axes: Axes, features: Features) -> None:
         axes.legend(fontsize=8, loc="lower left", framealpha=0.9)
     axes.set_title("distances of representative atoms (grey: unresolved)", fontsize=10, loc="left")
     axes.set(xlabel="token of the crop", ylabel="token of the crop")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     bar = axes.figure.colorbar(image, ax=axes, extend="max", shrink=0.85, ticks=_DISTANCE_STEPS)
     bar.set_label("distance / Å")
 
@@ -303,7 +306,7 @@ def _draw_traces(
 
 
 def draw_losses(csv_path: Path, png_path: Path) -> None:
-    """Draw the loss and its parts over the steps as PNG: each step faint, and their moving average.
+    """Draw the loss and its parts over the steps as PNG: each step faint, and a smoothed curve.
 
     ``csv_path`` has a column ``step``; drawn are the columns that are named after a loss.
 
@@ -311,14 +314,14 @@ def draw_losses(csv_path: Path, png_path: Path) -> None:
         InputError: there is no such file, or nothing to draw in it.
     """
     curves = _read_curves(csv_path)
-    columns = min(3, len(curves))
+    columns = math.ceil(math.sqrt(len(curves)))
     rows = math.ceil(len(curves) / columns)
     figure = Figure(figsize=(1 + 4.2 * columns, 0.6 + 3.1 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, (steps, values)) in zip(grid, curves.items(), strict=False):
         axes.plot(steps, values, color="#4c78a8", alpha=0.3, linewidth=0.8, label="each step")
-        window = max(1, len(values) // 20)
+        window = len(values) // 20 | 1
         axes.plot(
             steps, _moving_average(values, window), color="#d1495b", linewidth=1.8, label=f"mean of {window}"
         )
@@ -369,8 +372,9 @@ def _number(text: str | None) -> float:
 
 
 def _moving_average(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Mean of the last ``window`` values, of fewer at the start; same length."""
+    """Mean over the ``window`` values around each, of fewer at the ends; same length."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
-    end = np.arange(1, len(values) + 1)
-    start = np.maximum(0, end - window)
+    place = np.arange(len(values))
+    start = np.maximum(0, place - window // 2)
+    end = np.minimum(len(values), place + window // 2 + 1)
     return np.asarray((sums[end] - sums[start]) / (end - start))

@@ -9,8 +9,6 @@ from megafold.pipeline import draw, schema
 from megafold.pipeline.draw import draw_losses, draw_sample
 from megafold.pipeline.errors import InputError
 
-LENGTHS = {"N_msa": 7, "N_templ": 2}
-
 
 def make_features(n_msa: int = 7, n_templ: int = 2, *, resolved: bool = True) -> dict[str, np.ndarray]:
     """A protein of 12 residues (two atoms each) and a ligand of 3 atoms, shaped as the schema says."""
@@ -18,13 +16,7 @@ def make_features(n_msa: int = 7, n_templ: int = 2, *, resolved: bool = True) ->
     lengths = {"N_token": n_token, "N_atom": n_atom, "N_msa": n_msa, "N_templ": n_templ}
     rng = np.random.default_rng(0)
     features = {
-        feature.name: np.zeros(
-            [
-                lengths.get(axis) or int(axis) if axis in lengths or axis.isdigit() else 0
-                for axis in feature.axes
-            ],
-            feature.dtype,
-        )
+        feature.name: np.zeros([lengths[a] if a in lengths else int(a) for a in feature.axes], feature.dtype)
         for feature in schema.SAMPLE
     }
     for name, length in (("msa", n_msa), ("template_restype", n_templ)):
@@ -118,11 +110,8 @@ def test_projection_shows_resolved_atoms_and_traces_within_chains():
     features = make_features()
     features["coords_mask"][features["center_atom"][5]] = False
     axes = axes_of(draw._draw_projection, features)
-    points = [collection for collection in axes.collections if hasattr(collection, "get_sizes")]
-    assert sum(len(one.get_offsets()) for one in points if len(one.get_sizes())) == 26
-    (lines,) = (
-        one for one in axes.collections if hasattr(one, "get_segments") and not len(one.get_offsets()) > 1
-    )
+    protein, ligand, lines = axes.collections
+    assert (len(protein.get_offsets()), len(ligand.get_offsets())) == (23, 3)
     # Eleven peptide bonds, less the two of the residue without coordinates; none to the ligand.
     assert len(lines.get_segments()) == 9
 
@@ -165,10 +154,10 @@ def test_reads_the_losses_alone_and_skips_torn_and_infinite_values(tmp_path):
     assert curves["mse"][0].tolist() == [1, 3, 4, 5]
 
 
-def test_moving_average_is_the_mean_of_the_last_values():
+def test_moving_average_is_the_mean_around_each_value():
     values = np.arange(10.0) ** 2
-    expected = [values[max(0, k - 3) : k + 1].mean() for k in range(10)]
-    np.testing.assert_allclose(draw._moving_average(values, 4), expected)
+    expected = [values[max(0, k - 2) : k + 3].mean() for k in range(10)]
+    np.testing.assert_allclose(draw._moving_average(values, 5), expected)
 
 
 @pytest.mark.parametrize("rows", [["step,loss"], ["step,seconds", "1,2"], ["loss", "1"]])
