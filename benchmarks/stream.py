@@ -4,7 +4,8 @@
 
 One process, one thread. *Cold*: no object is open and no table of an entry is in memory when a sample starts;
 the manifest and the component library are, as a worker loads them once. *Warm*: the same samples again, with
-what the stream keeps between samples. The operating system's page cache is left alone in both. ``--full``
+what the stream keeps between samples. CPU time says what a sample costs where the machine is busy with other
+things. The operating system's page cache is left alone. ``--full``
 measures samples that reach the token limit alone; ``--any-date`` lets templates of any date in.
 """
 
@@ -87,17 +88,18 @@ def indices_of(stream: Stream, samples: int, tokens: int | None) -> list[int]:
 
 def measure(
     stream: Stream, indices: list[int], spent: dict[str, float], *, cold: bool
-) -> tuple[np.ndarray, dict[str, float]]:
-    """Milliseconds of each sample, and of its parts on average."""
+) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    """Milliseconds of each sample by the wall clock and of CPU time, and of its parts on average."""
     spent.clear()
-    times = []
+    wall, cpu = [], []
     for index in indices:
         if cold:
             stream.forget()
-        started = time.perf_counter()
+        started = time.perf_counter(), time.process_time()
         stream.sample(index)
-        times.append(1e3 * (time.perf_counter() - started))
-    return np.array(times), {name: 1e3 * spent[name] / len(indices) for name in PARTS}
+        wall.append(1e3 * (time.perf_counter() - started[0]))
+        cpu.append(1e3 * (time.process_time() - started[1]))
+    return np.array(wall), np.array(cpu), {name: 1e3 * spent[name] / len(indices) for name in PARTS}
 
 
 def main() -> None:
@@ -135,13 +137,15 @@ def main() -> None:
     }
     del samples
     spent = clock_parts()
-    cold, cold_parts = measure(stream, indices, spent, cold=True)
-    warm, warm_parts = measure(stream, indices, spent, cold=False)
+    cold, cold_cpu, cold_parts = measure(stream, indices, spent, cold=True)
+    warm, warm_cpu, warm_parts = measure(stream, indices, spent, cold=False)
     result = {
         "cold_p50_ms": float(np.percentile(cold, 50)),
         "cold_p99_ms": float(np.percentile(cold, 99)),
         "warm_p50_ms": float(np.percentile(warm, 50)),
         "warm_p99_ms": float(np.percentile(warm, 99)),
+        "cold_cpu_p50_ms": float(np.percentile(cold_cpu, 50)),
+        "warm_cpu_p50_ms": float(np.percentile(warm_cpu, 50)),
         "open_ms": opened_ms,
         "samples": len(indices),
         "median": {name: float(np.median(values)) for name, values in axes.items()},
@@ -159,9 +163,10 @@ def main() -> None:
 def report(result: dict[str, Any], cold_mean: float, warm_mean: float) -> None:
     medians = ", ".join(f"{value:.0f} {name}" for name, value in result["median"].items())
     print(f"{result['samples']} samples, median {medians}; opening {result['open_ms']:.0f} ms")
-    print(f"{'ms a sample':28s}{'p50':>8s}{'p99':>8s}")
+    print(f"{'ms a sample':28s}{'p50':>8s}{'p99':>8s}{'CPU p50':>9s}")
     for name in ("cold", "warm"):
-        print(f"{name:28s}{result[f'{name}_p50_ms']:8.1f}{result[f'{name}_p99_ms']:8.1f}")
+        columns = [result[f"{name}_{kind}_ms"] for kind in ("p50", "p99", "cpu_p50")]
+        print(f"{name:28s}{columns[0]:8.1f}{columns[1]:8.1f}{columns[2]:9.1f}")
     print(f"\n{'mean ms by part':28s}{'cold':>8s}{'warm':>8s}")
     for name in PARTS:
         print(f"{name:28s}{result['cold_parts_ms'][name]:8.2f}{result['warm_parts_ms'][name]:8.2f}")

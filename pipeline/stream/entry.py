@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -50,7 +51,7 @@ class EntryTables:
         """Number of tokens."""
         return len(self.token_chain)
 
-    @property
+    @cached_property
     def resolved(self) -> NDArray[np.bool_]:
         """[N_token] True: the token's centre atom has coordinates."""
         return present(self.token_center)
