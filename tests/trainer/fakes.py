@@ -37,6 +37,8 @@ class FakeModel(nn.Module):
     Draws its noise from the given generator and a dropout from torch's own, as the network does.
     """
 
+    calls: Tensor
+
     def __init__(self, n_atom: int = 64, seed: int = 0, *, quiet: bool = False) -> None:
         """``quiet``: the same noise at every call, and no dropout."""
         super().__init__()

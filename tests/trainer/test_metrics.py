@@ -43,8 +43,8 @@ def test_lddt_counts_every_pair_without_residues():
 
 
 def test_lddt_by_hand():
-    truth = [[0, 0, 0], [10, 0, 0], [0, 0, 20]]
-    predicted = [[0, 0, 0], [11.5, 0, 0], [0, 0, 90]]
+    truth = np.array([[0, 0, 0], [10, 0, 0], [0, 0, 20]])
+    predicted = np.array([[0, 0, 0], [11.5, 0, 0], [0, 0, 90]])
     # One pair is near enough (10 Å): off by 1.5 Å, within 2 and 4 of the four thresholds.
     assert lddt(predicted, truth) == 0.5
     assert lddt(truth, truth) == 1.0
