@@ -116,14 +116,15 @@ def _one_component(
     sites: AtomSites, residue: SiteResidue, rows: NDArray[np.int64], letter: int, report: Report
 ) -> NDArray[np.int64]:
     """Microheterogeneity: the component of the letter taken, else that of the highest mean occupancy."""
-    comp = sites.comp[rows]
-    if (comp == comp[0]).all():
+    every = sites.comp[residue.rows]
+    if (every == every[0]).all():
         return rows
+    comp = sites.comp[rows]
     lettered = comp[sites.alt[rows] == letter] if letter else comp
     # dict.fromkeys: the file's order, so that the first of equals wins.
     candidates = list(dict.fromkeys(lettered.tolist()))
     taken = max(candidates, key=lambda code: round(float(sites.occupancy[rows][comp == code].mean()), 3))
-    names = "/".join(sites.comp_names[code] for code in dict.fromkeys(sites.comp[residue.rows].tolist()))
+    names = "/".join(sites.comp_names[code] for code in dict.fromkeys(every.tolist()))
     report.warn(
         f"chain {residue.asym}, residue {residue.auth_seq}: {names} share a position; "
         f"{sites.comp_names[taken]} is used"
