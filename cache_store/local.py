@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import overload
 
 from megafold.cache_store import files, objects
 from megafold.cache_store.content import Content
@@ -39,19 +38,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _REF_LOCK_WAIT_S = 60.0
 
 
-class _Open:
-    """``LocalStore.open(path)`` opens a cache; ``store.open(digest)`` opens an object of it."""
-
-    @overload
-    def __get__(self, store: None, owner: type["LocalStore"]) -> Callable[[Path | str], "LocalStore"]: ...
-    @overload
-    def __get__(self, store: "LocalStore", owner: type["LocalStore"]) -> Callable[[Digest], ObjectReader]: ...
-    def __get__(self, store: "LocalStore | None", owner: type["LocalStore"]) -> object:
-        return owner.at if store is None else store._open_object
-
-
 class LocalStore(Store):
-    """A store in a directory. Make one with :meth:`create`, open one with :meth:`open`."""
+    """A store in a directory. Make one with :meth:`create`, open one with :meth:`at`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +60,7 @@ class LocalStore(Store):
         if (path / FORMAT_FILE).exists():
             if not exist_ok:
                 raise FileExistsError(f"{path} is a cache already")
-            return cls.open(path)
+            return cls.at(path)
         if path.exists():
             if not path.is_dir():
                 raise NotACache(f"{path} is not a folder: name a new or empty folder for the cache")
@@ -110,8 +98,6 @@ class LocalStore(Store):
             )
         return cls(path)
 
-    open = _Open()  # type: ignore[assignment]  # as Store.open on an instance
-
     # Objects ------------------------------------------------------------------------------------------
 
     def object_path(self, digest: Digest) -> Path:
@@ -136,7 +122,8 @@ class LocalStore(Store):
         """See :meth:`Store.has`."""
         return self.object_path(digest).is_file()
 
-    def _open_object(self, digest: Digest) -> ObjectReader:
+    def open(self, digest: Digest) -> ObjectReader:
+        """See :meth:`Store.open`."""
         self._stat(digest)
         return ObjectReader(self.object_path(digest), digest)
 

@@ -69,7 +69,8 @@ class Build:
         """
         started = time.monotonic()
         store = LocalStore.create(self._config.cache)
-        with store.build_lock():
+        with store.build_lock() as lock:
+            store.sweep(lock=lock)
             parent = store.ref(MAIN_REF)
             known = self._known(store, parent)
             planner = Planner(self._config.sources, self._config.structure, known)

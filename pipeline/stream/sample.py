@@ -332,7 +332,7 @@ class Stream:
         }
 
     def _open_store(self) -> Store:
-        return self._cache if isinstance(self._cache, Store) else LocalStore.open(self._cache)
+        return self._cache if isinstance(self._cache, Store) else LocalStore.at(self._cache)
 
     def _opened(self) -> "_State":
         if self._state is None:

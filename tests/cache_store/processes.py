@@ -46,7 +46,7 @@ def count(store: LocalStore, times: str) -> None:
 
 if __name__ == "__main__":
     what, path, *rest = sys.argv[1:]
-    store = LocalStore.open(path)
+    store = LocalStore.at(path)
     if what == "publish":
         publish(store, *rest)
     elif what == "hold":

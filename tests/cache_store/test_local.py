@@ -52,9 +52,9 @@ def test_the_layout(store: LocalStore):
 def test_create_and_open(tmp_path: Path):
     path = tmp_path / "new" / "cache"
     with pytest.raises(NotACache, match="new/cache is not a cache"):
-        LocalStore.open(path)
+        LocalStore.at(path)
     digest = LocalStore.create(path).put(small_content())
-    for store in (LocalStore.create(path), LocalStore.open(path), LocalStore.open(str(path))):
+    for store in (LocalStore.create(path), LocalStore.at(path), LocalStore.at(str(path))):
         assert store.path == path
         assert list(store.digests()) == [digest]
     with pytest.raises(FileExistsError, match="a cache already"):
@@ -65,7 +65,7 @@ def test_create_and_open(tmp_path: Path):
 def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     LocalStore.create("cache")
-    store = LocalStore.open("cache")
+    store = LocalStore.at("cache")
     monkeypatch.chdir("/")
     store.check(store.put(small_content()))
     assert store.path == tmp_path / "cache"
@@ -81,7 +81,7 @@ def test_folders_that_are_no_cache(tmp_path: Path):
     with pytest.raises(NotACache, match="not a folder"):
         LocalStore.create(tmp_path / "notes.txt")
     with pytest.raises(NotACache):
-        LocalStore.open(tmp_path / "notes.txt")
+        LocalStore.at(tmp_path / "notes.txt")
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 
@@ -117,7 +117,7 @@ def test_a_read_only_cache_reads_and_says_why_it_does_not_write(
         return real_open(path, flags, *rest, **named)
 
     monkeypatch.setattr(os, "open", refuse)
-    reopened = LocalStore.open(store.path)
+    reopened = LocalStore.at(store.path)
     reopened.check(digest)
     assert not audit(reopened, [digest])
     for write in (

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class Made:
     def __init__(self, content: Content, own=()):
         self.content = content
         self.own = own
-        self.attributes = content.attributes
+        self.attributes: dict[str, Any] = dict(content.attributes)
         self.tables = {
             name: STRUCTURE.table(name).unpack(content.arrays[name])
             for name in ("chains", "residues", "tokens", "atoms", "bonds", "interfaces")

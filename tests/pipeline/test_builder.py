@@ -57,7 +57,7 @@ def test_every_entry_is_in_the_snapshot(built, sample):
     cache, report = built
     names = {path.name.split(".")[0] for path in (sample / "structures").glob("*.cif.gz")}
     assert report.failures == []
-    assert {row.entry for row in entry_rows(LocalStore.open(cache).manifest())} == names
+    assert {row.entry for row in entry_rows(LocalStore.at(cache).manifest())} == names
 
 
 def test_second_build_computes_nothing(built, sample):
@@ -103,12 +103,12 @@ def test_killed_twice_and_resumed_gives_the_same_manifest(built, sample, tmp_pat
         wait_for(lambda: journal_lines(cache) >= finished_before, process)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        assert LocalStore.open(cache).ref(MAIN_REF) is None
+        assert LocalStore.at(cache).ref(MAIN_REF) is None
     finished = journal_lines(cache)
     report = build(sample, cache)
     assert report.manifest == built[1].manifest
     assert sum(report.reused.values()) >= finished - 1
-    assert list(LocalStore.open(cache).journals()) == []
+    assert list(LocalStore.at(cache).journals()) == []
 
 
 def journal_lines(cache: Path) -> int:
@@ -125,13 +125,13 @@ def wait_for(condition, process, limit_s: float = 120.0) -> None:
 
 def test_edited_alignment_rebuilds_that_msa_and_no_structure(built, corpus, tmp_path):
     cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
-    before = {row.entry: row for row in entry_rows(LocalStore.open(cache).manifest())}
+    before = {row.entry: row for row in entry_rows(LocalStore.at(cache).manifest())}
     folder = next(path for path in sorted((corpus / "alignments").iterdir()) if list(path.glob("*.a3m*")))
     (folder / "extra.a3m").write_text(query_of(folder))
     report = build(corpus, cache)
     assert report.computed.get("structure", 0) == 0
     assert report.computed["msa"] == 1
-    after = {row.entry: row for row in entry_rows(LocalStore.open(cache).manifest())}
+    after = {row.entry: row for row in entry_rows(LocalStore.at(cache).manifest())}
     assert {row.structure for row in after.values()} == {row.structure for row in before.values()}
     changed = {
         chain.sequence_digest
@@ -191,7 +191,7 @@ def test_wrong_alignment_leaves_the_entry_without_an_msa(built, corpus, tmp_path
     report = build(corpus, tmp_path / "cache")
     assert report.entries == ENTRIES
     assert {failure["reason"] for failure in report.failures} == {"query-mismatch"}
-    rows = entry_rows(LocalStore.open(tmp_path / "cache").manifest())
+    rows = entry_rows(LocalStore.at(tmp_path / "cache").manifest())
     chains = [chain for row in rows for chain in row.chains]
     concerned = [chain for chain in chains if chain.sequence_digest[:16] == folder.name]
     assert concerned
@@ -207,7 +207,7 @@ def test_removed_entry_leaves_the_snapshot(built, corpus, tmp_path):
 
 def test_lost_object_is_computed_again(built, sample, tmp_path):
     cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
-    store = LocalStore.open(cache)
+    store = LocalStore.at(cache)
     row = next(entry_rows(store.manifest()))
     (digest,) = [digest for digest in store.digests() if str(digest) == row.structure]
     store.delete(digest)
@@ -220,11 +220,11 @@ def test_lost_object_is_computed_again(built, sample, tmp_path):
 @pytest.mark.slow
 def test_entry_that_kills_its_worker_costs_itself_alone(sample, tmp_path):
     killer = sorted((sample / "structures").glob("*.cif.gz"))[3].name.split(".")[0]
-    code = f"""
+    code = """
 import os, json, sys
 from pathlib import Path
 import dask
-dask.config.set({{"distributed.worker.preload": ["tests.pipeline.crash_preload"]}})
+dask.config.set({"distributed.worker.preload": ["tests.pipeline.crash_preload"]})
 from tests.pipeline.test_builder import build
 report = build(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)
 print(json.dumps(report.to_json()))

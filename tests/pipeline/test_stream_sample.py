@@ -116,7 +116,7 @@ def test_token_features_by_hand(cache):
 
 
 def test_labels_are_the_coordinates_moved_rigidly(cache):
-    store = LocalStore.open(cache)
+    store = LocalStore.at(cache)
     stream = Stream(cache, config())
     with store.open(store_digest(stream)) as reader:
         arrays = reader.read_all().arrays

@@ -18,11 +18,11 @@ from tests.pipeline.structure_files import NO_FILTERS, make
 
 WATERS = ("HOH", "DOD", "WAT")
 
-#: Entries whose files name no entities (or, 721p, put ligands into the polymer's): gemmi leaves the ligands in
-#: their polymer's chain. Value: chains in gemmi's reading, chains in ours.
+#: Entries whose files name no entities (or, 721p, put ligands into the polymer's): gemmi leaves the ligands
+#: in their polymer's chain. Value: chains in gemmi's reading, chains in ours.
 LIGANDS_IN_CHAINS = {"6mub": (6, 14), "721p-assembly1": (2, 6)}
-#: A and B alternate over ten residues with occupancies that change sides from one to the next: residue by residue
-#: means a torn backbone, and that is what the independent readings do. Value: atoms that differ.
+#: A and B alternate over ten residues with occupancies that change sides from one to the next: residue by
+#: residue means a torn backbone, and that is what the independent readings do. Value: atoms that differ.
 RUNS_OF_ALTERNATES = {"2rtg": 90}
 #: A chromophore stands for three letters of the table's sequence.
 THREE_LETTERS_IN_ONE = {"3kcs"}

@@ -37,13 +37,13 @@ def cache(built, tmp_path) -> Path:
 
 
 def store_findings(cache: Path, quick: bool = False):
-    store = LocalStore.open(cache)
+    store = LocalStore.at(cache)
     found = verify.check_store(store, store.manifest(), quick=quick, workers=1, progress=silent)
     return [finding for finding in found if finding.level == "error"]
 
 
 def test_healthy_cache_has_no_findings(built, sample):
-    store = LocalStore.open(built[0])
+    store = LocalStore.at(built[0])
     manifest = store.manifest()
     assert verify.check_store(store, manifest, quick=False, workers=1, progress=silent) == []
     assert verify.check_schema(store, manifest) == []
@@ -55,7 +55,7 @@ def test_healthy_cache_has_no_findings(built, sample):
 def test_fifty_bit_flips_are_all_found_and_named(cache, quick):
     objects = sorted((cache / "objects").rglob("*.zarr.zip"))
     rng = random.Random(7)
-    users = verify.users(LocalStore.open(cache).manifest())
+    users = verify.users(LocalStore.at(cache).manifest())
     for _ in range(50):
         path = rng.choice(objects)
         healthy = path.read_bytes()
@@ -125,7 +125,7 @@ def test_edited_files_are_stale_and_only_they_are_rebuilt(cache, sample, tmp_pat
     edited.write_bytes(gzip.compress(gzip.decompress(edited.read_bytes()) + b"\n# edited\n"))
     entry = edited.name.split(".")[0]
 
-    store = LocalStore.open(cache)
+    store = LocalStore.at(cache)
     findings = verify.check_corpus(store, store.manifest(), sources(corpus))
     assert {finding.level for finding in findings} == {"stale"}
     kinds = sorted(finding.subject for finding in findings if finding.subject == entry)
@@ -142,7 +142,7 @@ def test_edited_files_are_stale_and_only_they_are_rebuilt(cache, sample, tmp_pat
     report = build(corpus, cache)
     assert report.computed["structure"] == 1
     assert report.computed["msa"] == 1
-    assert verify.check_corpus(store, LocalStore.open(cache).manifest(), sources(corpus)) == []
+    assert verify.check_corpus(store, LocalStore.at(cache).manifest(), sources(corpus)) == []
 
 
 def test_new_and_removed_entries_are_told(cache, sample, tmp_path):
@@ -150,7 +150,7 @@ def test_new_and_removed_entries_are_told(cache, sample, tmp_path):
     first, *_, last = sorted((corpus / "structures").glob("*.cif.gz"))
     shutil.copy(first, first.with_name("new1.cif.gz"))
     last.unlink()
-    store = LocalStore.open(cache)
+    store = LocalStore.at(cache)
     findings = verify.check_corpus(store, store.manifest(), sources(corpus))
     kinds = {finding.subject: finding.kind for finding in findings}
     assert kinds["new1"] == "new"
@@ -171,7 +171,7 @@ def test_a_featurizer_that_computes_something_else_is_found(cache, sample, monke
         return type(made)(content, made.own_components)
 
     monkeypatch.setattr(tasks, "featurize_structure", shifted)
-    store = LocalStore.open(cache)
+    store = LocalStore.at(cache)
     findings = verify.check_recompute(store, store.manifest(), sources(sample), 2, silent)
     assert len([finding for finding in findings if finding.kind == "not-reproduced"]) == 2
 
