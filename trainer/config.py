@@ -6,13 +6,14 @@ from typing import Any, Final, Literal, get_args
 
 from megafold.trainer.errors import ConfigError
 from megafold.trainer.losses.total import LossWeights
+from megafold.trainer.model.config import BACKENDS, Backend
 
 Precision = Literal["bf16", "fp32"]
 WorkerStart = Literal["fork", "forkserver", "spawn"]
 
 #: Settings that may differ between a run and its resumption without changing what is computed.
 _FREE_ON_RESUME: Final = frozenset(
-    "steps device log_every plot_every checkpoint_every keep_checkpoints num_workers prefetch worker_start "
+    "steps device backend log_every plot_every checkpoint_every keep_checkpoints num_workers prefetch worker_start "
     "sample_count sample_steps sample_cycles max_skipped_in_a_row".split()
 )
 
@@ -36,6 +37,7 @@ class TrainConfig:
         ema_decay: decay of the weights' moving average; 0 makes it the weights themselves.
         alpha_diffusion, alpha_distogram, alpha_bond: weights of the losses.
         device: ``auto`` (CUDA or ROCm where there is one, else the CPU) or a torch device.
+        backend: implementation of the hot operators; parameters and results do not depend on it.
         precision: ``bf16`` (autocast; parameters, losses and optimizer stay float32) or ``fp32``.
         deterministic: ask torch for deterministic kernels, where it has them, on GPUs.
         seed: of the initial weights, the noise and everything else random on the trainer's side.
@@ -71,6 +73,7 @@ class TrainConfig:
     alpha_distogram: float = 3e-2
     alpha_bond: float = 0.0
     device: str = "auto"
+    backend: Backend = "eager"
     precision: Precision = "bf16"
     deterministic: bool = False
     seed: int = 0
@@ -101,7 +104,12 @@ class TrainConfig:
             _require(getattr(self, name) >= 0, f"{name} must not be negative, not {getattr(self, name)}")
         for name in ("beta_1", "beta_2", "ema_decay"):
             _require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), not {getattr(self, name)}")
-        for name, choices in (("precision", get_args(Precision)), ("worker_start", get_args(WorkerStart))):
+        allowed = {
+            "backend": BACKENDS,
+            "precision": get_args(Precision),
+            "worker_start": get_args(WorkerStart),
+        }
+        for name, choices in allowed.items():
             _require(
                 getattr(self, name) in choices,
                 f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}",

@@ -14,10 +14,9 @@ from megafold.trainer.batches import BatchStream, TrainingData
 from megafold.trainer.checkpoint import CheckpointFolder
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.data_parallel import Ranks
-from megafold.trainer.errors import CheckpointError, ConfigError
+from megafold.trainer.errors import CheckpointError
 from megafold.trainer.evaluation import SampledStructure, sample_structures
 from megafold.trainer.loop import Feed, RunResult, Trainer, resolve_device
-from megafold.trainer.model.config import BACKENDS
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.presets.model import model_preset
 
@@ -65,18 +64,16 @@ class TrainingSummary:
         return plain
 
 
-def build_model(config: TrainConfig, backend: str = "eager") -> AlphaFold3:
+def build_model(config: TrainConfig) -> AlphaFold3:
     """The network of a preset, with weights that depend on the seed alone.
 
     Raises:
-        ConfigError: there is no such preset or back end.
+        ConfigError: there is no such preset.
     """
-    if backend not in BACKENDS:
-        raise ConfigError(f"no back end {backend!r}; there are {', '.join(BACKENDS)}")
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         model = AlphaFold3(model_preset(config.preset))
-    model.backend = backend
+    model.backend = config.backend
     return model
 
 

@@ -110,6 +110,7 @@ def test_average_without_decay_is_the_model():
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
         ({"ema_decay": 1.0}, "ema_decay must lie"),
         ({"precision": "fp16"}, "bf16, fp32"),
+        ({"backend": "fast"}, "backend must be one of eager"),
         ({"worker_start": "thread"}, "worker_start"),
         ({"num_workers": -1}, "num_workers must not be negative"),
         ({"lr": 1e-3}, "unknown training settings .'lr'"),

@@ -113,8 +113,7 @@ def test_initial_weights_depend_on_the_seed_alone():
     assert not torch.equal(weights[0], weights[2])
     with pytest.raises(ConfigError, match="preset"):
         build_model(quick_config(preset="huge"))
-    with pytest.raises(ConfigError, match="back end"):
-        build_model(config, backend="fast")
+    assert build_model(quick_config(preset="tiny", backend="compile")).backend == "compile"
 
 
 def test_sampling_leaves_training_as_it_is(tmp_path):
