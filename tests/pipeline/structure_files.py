@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from megafold.cache_store import Content
-from megafold.pipeline.chemistry import ComponentDictionary, load_dictionary
+from megafold.pipeline.chemistry import Component, ComponentDictionary, load_dictionary
 from megafold.pipeline.schema import STRUCTURE
 from megafold.pipeline.structure import StructureOptions, featurize_structure
 
@@ -28,11 +28,18 @@ def dictionary() -> ComponentDictionary:
     return load_dictionary()
 
 
+def definition(code: str) -> Component:
+    """The dictionary's component."""
+    component = dictionary().get(code)
+    assert component is not None
+    return component
+
+
 @dataclass
 class CifFile:
     """Rows of an mmCIF file under construction."""
 
-    atoms: list[tuple] = field(default_factory=list)
+    atoms: list[str] = field(default_factory=list)
     categories: list[str] = field(default_factory=list)
 
     def add(
@@ -40,7 +47,7 @@ class CifFile:
         entity="1", skip=(), only=None, group=None, ins="?",
     ):  # fmt: skip
         """A residue at its ideal coordinates, moved; hydrogens and leaving atoms left out."""
-        component = dictionary().get(code)
+        component = definition(code)
         kept = component.heavy & (~component.leaving | (only is not None))
         for index in np.flatnonzero(kept):
             name = component.atom_names[index]
@@ -145,7 +152,7 @@ class Made:
 
     def names(self, residue: int) -> list[str]:
         """Names of a residue's atoms, by the dictionary."""
-        component = dictionary().get(self.codes[residue])
+        component = definition(self.codes[residue])
         rows = np.flatnonzero(self.atom_residue == residue)
         return [component.atom_names[index] for index in self.tables["atoms"]["component_atom"][rows]]
 
@@ -165,7 +172,7 @@ class Made:
 
     def _spell(self, atom: int) -> str:
         residue = self.atom_residue[atom]
-        name = dictionary().get(self.codes[residue]).atom_names[self.tables["atoms"]["component_atom"][atom]]
+        name = definition(self.codes[residue]).atom_names[self.tables["atoms"]["component_atom"][atom]]
         return f"{self.atom_chain[atom]}:{self.codes[residue]}.{name}"
 
 

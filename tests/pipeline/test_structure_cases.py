@@ -11,7 +11,7 @@ import pytest
 from megafold.pipeline.errors import StructureError
 from megafold.pipeline.schema import AMINO_ACIDS, BondKind, MolType
 from megafold.pipeline.structure import StructureOptions
-from tests.pipeline.structure_files import NO_FILTERS, TWO_FOLD, CifFile, dictionary, make
+from tests.pipeline.structure_files import NO_FILTERS, TWO_FOLD, CifFile, definition, make
 
 PARTNERS = (
     "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_asym_id "
@@ -26,8 +26,8 @@ def schiff_base(second_symmetry="1_555"):
     file = CifFile().polymer("GLY LYS GLY")
     file.add("GLY", "A", 1, at=(20, 0, 0)).add("LYS", "A", 2, at=(24, 0, 0)).add("GLY", "A", 3, at=(28, 0, 0))
     file.loop("_entity", "id type", "2 non-polymer")
-    retinal = dictionary().get("RET")
-    nz = dictionary().get("LYS").ideal_pos[dictionary().get("LYS").atom_index["NZ"]] + (24, 0, 0)
+    retinal = definition("RET")
+    nz = definition("LYS").ideal_pos[definition("LYS").atom_index["NZ"]] + (24, 0, 0)
     c15 = retinal.ideal_pos[retinal.atom_index["C15"]]
     file.add("RET", "B", at=nz - c15 + (1.3, 0, 0), entity="2", auth=201, auth_asym="A")
     file.loop(
@@ -53,7 +53,7 @@ def test_case_2_covalent_bond_in_every_copy(tmp_path):
 
 def test_bond_across_symmetry_joins_the_copies_that_are_a_bond_apart(tmp_path):
     file = CifFile().polymer("GLY CYS GLY")
-    sulfur = dictionary().get("CYS").ideal_pos[dictionary().get("CYS").atom_index["SG"]]
+    sulfur = definition("CYS").ideal_pos[definition("CYS").atom_index["SG"]]
     # The two-fold axis is z: SG at x = 1.02 makes a disulfide of 2.04 Å with its mate at x = -1.02.
     file.add("CYS", "A", 2, at=np.array([1.02, 0, 0]) - sulfur)
     file.add("GLY", "A", 1, at=(9, 9, 0)).add("GLY", "A", 3, at=(9, 14, 0))
@@ -157,7 +157,7 @@ def test_case_7_leaving_atom_is_gone_in_the_bonded_copy_only(tmp_path):
     assert "O1" not in bonded.names(3)
     assert len(bonded.names(3)) == 20
     file = CifFile()
-    component = dictionary().get("RET")
+    component = definition("RET")
     for name, element, pos in zip(component.atom_names, component.elements, component.ideal_pos, strict=True):
         if element != 1:
             file.atom(name, "RET", "A", ".", pos, element=int(element))
@@ -229,7 +229,7 @@ def test_case_13_names_of_another_dictionary_are_matched_by_bonds(corpus_dir):
     elements = made.tables["atoms"]["element"]
     assert {pos: elements[atom] for pos, atom in ours.items()} == by_pos
     # Every bond of the definition is a bond's length long.
-    component = dictionary().get("GBS")
+    component = definition("GBS")
     place = dict(zip(made.tables["atoms"]["component_atom"][atoms], atoms, strict=True))
     for i, j in component.bonds.tolist():
         if i in place and j in place:
@@ -323,7 +323,7 @@ def test_case_32_no_polymer_at_all(corpus_dir):
     chains = made.tables["chains"]
     assert set(chains["mol_type"]) == {MolType.LIGAND}
     block = gemmi.cif.read(str(corpus_dir / "more/structures/3hya.cif.gz"))[0]
-    types = dict(block.find("_entity.", ["id", "type"]))
+    types = {row[0]: row[1] for row in block.find("_entity.", ["id", "type"])}
     kinds = [types[row[1]] for row in block.find("_struct_asym.", ["id", "entity_id"])]
     assert chains["is_branched"].tolist() == [kind == "branched" for kind in kinds if kind != "water"]
     assert {entity["sequence"] for entity in made.attributes["entities"]} == {""}

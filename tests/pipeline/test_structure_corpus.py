@@ -48,7 +48,7 @@ def test_variants_build_or_are_refused_for_what_they_are(corpus_dir):
     folder = corpus_dir / "more/variants"
     described = tags(corpus_dir / "more/manifest.tsv")
     refused = {}
-    own = {}
+    own: dict[str, list[str]] = {}
     for path in sorted(folder.iterdir()):
         name = path.name.removesuffix(".cif.gz")
         try:

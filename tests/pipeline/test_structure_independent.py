@@ -49,7 +49,7 @@ class GemmiReading:
         structure.remove_hydrogens()
         structure.remove_waters()
         chains = [subchain for chain in structure[0] for subchain in chain.subchains()]
-        by_name = {}
+        by_name: dict[str, list] = {}
         for chain in chains:
             by_name.setdefault(chain.subchain_id(), []).append(chain)
         assembly = next((assembly for assembly in structure.assemblies if assembly.name == "1"), None)
@@ -90,7 +90,7 @@ def polymer_sequence(chain, entity):
 
 def chosen_atoms(chain):
     """Of each residue the alternate of the highest mean occupancy, ties to the first letter."""
-    groups = {}
+    groups: dict[tuple, list] = {}
     for residue in chain:
         position = residue.label_seq if residue.label_seq is not None else residue.name
         groups.setdefault((str(residue.seqid), position), []).append(residue)

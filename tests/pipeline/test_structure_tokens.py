@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from megafold.pipeline.schema import RESTYPES, MolType
-from tests.pipeline.structure_files import CifFile, dictionary, make
+from tests.pipeline.structure_files import CifFile, definition, make
 
 ENTRIES = ["1ehz", "1dsr", "2hhb", "4y60", "1ema"]
 
@@ -128,7 +128,7 @@ def test_class_of_modified_residues(tmp_path, kind, code, parent):
     tokens = made.tables["tokens"]
     of_residue = tokens["restype"][tokens["residue"] == 1]
     assert {RESTYPES[index] for index in of_residue} == {parent}
-    component = dictionary().get(code)
+    component = definition(code)
     assert len(of_residue) == (component.heavy & ~component.leaving).sum()
 
 
@@ -162,7 +162,7 @@ def test_nucleic_termini(tmp_path):
 def test_peptide_nucleic_acid_is_a_ligand_of_several_residues(tmp_path):
     """CPN-APN: neither protein nor nucleic acid; the bond between the residues is told by geometry."""
     file = CifFile().polymer("CPN APN", kind="'peptide nucleic acid'")
-    first, second = dictionary().get("CPN"), dictionary().get("APN")
+    first, second = definition("CPN"), definition("APN")
     file.add("CPN", "A", 1)
     gap = first.ideal_pos[first.atom_index["C"]] - second.ideal_pos[second.atom_index["N4'"]]
     far = file.add("APN", "A", 2, at=gap + (0, 0, 40)).write(tmp_path)
