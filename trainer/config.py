@@ -13,8 +13,8 @@ WorkerStart = Literal["fork", "forkserver", "spawn"]
 
 #: Settings that may differ between a run and its resumption without changing what is computed.
 _FREE_ON_RESUME: Final = frozenset(
-    "steps device backend log_every plot_every checkpoint_every keep_checkpoints num_workers prefetch worker_start "
-    "sample_count sample_steps sample_cycles max_skipped_in_a_row".split()
+    "steps device backend log_every plot_every checkpoint_every keep_checkpoints num_workers prefetch "
+    "worker_start sample_count sample_steps sample_cycles max_skipped_in_a_row".split()
 )
 
 
