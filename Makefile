@@ -3,9 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
-# One thread a process: the build and the loaders bring their own parallelism.
-export OMP_NUM_THREADS ?= 1
-
 .PHONY: help env demo test test-quick check format docs clean
 
 help:  ## Say what each target does

@@ -33,8 +33,20 @@ def main(folder: Path) -> None:
     crop = folder / "crop.png"
     _stream(cache, crop)
     _say("5. Train a tiny model on them")
-    train = ("--preset", "tiny", "--steps", str(STEPS), "--tokens", "64", "--out", str(run))
-    _run("train", str(cache), *train, "--sample-structures", "1")
+    small = (
+        "--preset",
+        "tiny",
+        "--steps",
+        str(STEPS),
+        "--tokens",
+        "48",
+        "--msa-rows",
+        "32",
+        "--templates",
+        "1",
+    )
+    resume = ("--resume",) if (run / "checkpoints").exists() else ()
+    _run("train", str(cache), *small, "--out", str(run), "--sample-structures", "1", *resume)
     _say(f"Done in {time.monotonic() - started:.0f} s. To look at:")
     for path, what in (
         (crop, "a crop as the model sees it: contact map, MSA, projection"),

@@ -99,7 +99,16 @@ def _typed(name: str, text: str, kind: type) -> Any:
 
 
 def _data(cache: Path, values: dict[str, Any]) -> Any:
-    from megafold.pipeline.stream import CropConfig, MsaConfig, SamplingConfig, StreamConfig, TemplateConfig
+    import torch
+
+    from megafold.pipeline.stream import (
+        CropConfig,
+        MsaConfig,
+        PadSizes,
+        SamplingConfig,
+        StreamConfig,
+        TemplateConfig,
+    )
     from megafold.pipeline.stream.torch_dataset import StreamDataset, TorchCollate
     from megafold.trainer.batches import TrainingData
 
@@ -115,4 +124,14 @@ def _data(cache: Path, values: dict[str, Any]) -> Any:
     )
     dataset = StreamDataset(cache, stream)
     identity = {"manifest": str(dataset.stream.manifest), "stream": json.loads(json.dumps(asdict(stream)))}
-    return TrainingData(dataset=dataset, collate=TorchCollate(meta=True), identity=identity)
+    sizes = PadSizes()
+    if torch.cuda.is_available() and values["device"] != "cpu":
+        # One shape for all batches: kernels are compiled, and memory is laid out, once. A CPU would only
+        # compute the padding.
+        sizes = PadSizes(
+            tokens=stream.crop.tokens,
+            atoms=stream.crop.atoms,
+            msa=stream.msa.rows,
+            templates=stream.template.count,
+        )
+    return TrainingData(dataset=dataset, collate=TorchCollate(sizes, meta=True), identity=identity)

@@ -180,7 +180,6 @@ class Build:
             "msa_status": "none" if msa is None else "ok" if msa_result["object"] else "failed",
             "template": template_result["object"],
             "n_template": template_result["hits"],
-            "cluster": "",
         }
 
     def _ledger(self, planner: Planner) -> list[Failure]:

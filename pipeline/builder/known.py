@@ -78,7 +78,7 @@ class Known:
         for name in ("recipes", "pairing", "source", "source_digest"):
             del structure[name]
         for chain in structure["chains"]:
-            for name in ("msa", "msa_depth", "msa_status", "template", "n_template", "cluster"):
+            for name in ("msa", "msa_depth", "msa_status", "template", "n_template"):
                 del chain[name]
         for interface in structure["interfaces"]:
             del interface["cluster"]

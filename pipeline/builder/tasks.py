@@ -6,7 +6,7 @@ that cannot be used is a result too (:class:`Outcome` with failures), not an exc
 
 import hashlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -264,6 +264,17 @@ class PairingTask(Task):
         return Outcome(result={"object": "" if content is None else worker.publish(content)})
 
 
+def _ligand_cluster(
+    keys: Sequence[str], chains: Mapping[str, Any], residues: Mapping[str, Any], index: int
+) -> str:
+    """Ligands of the same components are one cluster (AF3 SI 2.5.3); polymers have none yet."""
+    if chains["mol_type"][index] != MolType.LIGAND:
+        return ""
+    first = chains["first_residue"][index]
+    used = residues["component"][first : first + chains["residue_count"][index]]
+    return "ligand:" + "-".join(keys[component] for component in used)
+
+
 def structure_row(content: Content) -> dict[str, Any]:
     """The manifest's columns that a structure object decides, MSAs and templates apart."""
     attributes: Mapping[str, Any] = content.attributes
@@ -288,6 +299,7 @@ def structure_row(content: Content) -> dict[str, Any]:
                 "n_token": int(chains["token_count"][index]),
                 "n_resolved": int(resolved[index]),
                 "sequence_digest": hashlib.sha256(sequence.encode()).hexdigest() if sequence else "",
+                "cluster": _ligand_cluster(attributes["components"], chains, residues, index),
             }
         )
     counts = np.bincount(chains["mol_type"], minlength=len(MolType))

@@ -73,7 +73,7 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_folders_that_are_no_cache(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
-    for open_or_create in (LocalStore.open, LocalStore.create):
+    for open_or_create in (LocalStore.at, LocalStore.create):
         with pytest.raises(NotACache, match=str(tmp_path)):
             open_or_create(tmp_path)
     with pytest.raises(NotACache, match=r"notes\.txt"):
@@ -97,7 +97,7 @@ def test_folders_that_are_no_cache(tmp_path: Path):
 )
 def test_caches_of_another_format(tmp_path: Path, text: str, message: str):
     (tmp_path / "megafold-cache.json").write_text(text)
-    for open_or_create in (LocalStore.open, LocalStore.create):
+    for open_or_create in (LocalStore.at, LocalStore.create):
         with pytest.raises(NotACache, match=message):
             open_or_create(tmp_path)
 
