@@ -46,7 +46,18 @@ def main(folder: Path) -> None:
         "1",
     )
     resume = ("--resume",) if (run / "checkpoints").exists() else ()
-    _run("train", str(cache), *small, "--out", str(run), "--sample-structures", "1", *resume)
+    _run(
+        "train",
+        str(cache),
+        *small,
+        "--steps",
+        str(STEPS),
+        "--out",
+        str(run),
+        "--sample-structures",
+        "1",
+        *resume,
+    )
     _say(f"Done in {time.monotonic() - started:.0f} s. To look at:")
     for path, what in (
         (crop, "a crop as the model sees it: contact map, MSA, projection"),

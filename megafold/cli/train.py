@@ -23,7 +23,7 @@ from megafold.pipeline.errors import InputError
 @click.option("--templates", type=click.IntRange(0), default=4, show_default=True)
 @click.option("--epoch-size", type=click.IntRange(1), help="Samples an epoch; default: one an entry.")
 @click.option("--workers", type=click.IntRange(0), help="Processes that load data; 0: the trainer's own.")
-@click.option("--backend", type=click.Choice(["eager", "compile", "triton"]), default="eager")
+@click.option("--backend", type=click.Choice(["eager", "compile", "triton"]))
 @click.option("--device", help="auto, cpu, cuda, cuda:1, …")
 @click.option("--precision", type=click.Choice(["bf16", "fp32"]))
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -41,7 +41,7 @@ def command(
     torchrun each rank takes its share of every epoch.
     """
     try:
-        from megafold.trainer.train import Resume, build_model, run_training
+        from megafold.trainer.train import Resume, run_training
     except ImportError as error:
         raise InputError(
             f"training needs torch ({error}): pip install 'megafold[train]'", reason="no-torch"
@@ -49,13 +49,8 @@ def command(
 
     config = _config(preset, values)
     data = _data(cache, values)
-    summary = run_training(
-        config,
-        data,
-        out,
-        resume=Resume(allow_other_data=allow_other_data) if resume else None,
-        model=build_model(config, values["backend"]),
-    )
+    chosen = Resume(allow_other_data=allow_other_data) if resume else None
+    summary = run_training(config, data, out, resume=chosen)
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=1))
         return
@@ -75,6 +70,7 @@ def _config(preset: str, values: dict[str, Any]) -> Any:
         "steps": values["steps"],
         "num_workers": values["workers"],
         "device": values["device"],
+        "backend": values["backend"],
         "precision": values["precision"],
         "seed": values["seed"],
         "sample_count": values["sample_structures"],

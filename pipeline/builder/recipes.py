@@ -44,8 +44,9 @@ def options_from_json(values: Mapping[str, Any]) -> StructureOptions:
     Raises:
         InputError: another version wrote them, whose options differ.
     """
+    known: dict[str, Any] = {k: frozenset(v) if isinstance(v, list) else v for k, v in values.items()}
     try:
-        return StructureOptions(**{k: frozenset(v) if isinstance(v, list) else v for k, v in values.items()})
+        return StructureOptions(**known)
     except TypeError as error:
         raise InputError(
             f"the cache was built by another version, whose options differ ({error}); build again",

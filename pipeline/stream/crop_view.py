@@ -1,11 +1,13 @@
 """A crop's tokens and atoms as index arrays into the entry, and the features that follow from them."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megafold.pipeline.manifest import EntryRow
 from megafold.pipeline.schema import MolType
 from megafold.pipeline.stream.entry import EntryTables, ranges
 
@@ -57,6 +59,27 @@ class CropView:
         place = np.searchsorted(self.atoms, entry_atom)
         place = np.minimum(place, len(self.atoms) - 1)
         return np.where(self.atoms[place] == entry_atom, place, -1)
+
+
+def crop_names(view: CropView, row: EntryRow) -> dict[str, Any]:
+    """What the features leave out and a structure file needs: component codes and chain names.
+
+    ``comp_ids``: the code of each token's component, as the file had it. ``label_asym_ids`` and
+    ``auth_asym_ids``: chain names by ``asym_id``; further copies of a chain get their number behind the name.
+    """
+    codes = [
+        key.removeprefix("~").rpartition(":")[0] if key[:1] == "~" else key for key in view.entry.components
+    ]
+    component = view.entry.residues["component"][view.residue]
+    names: dict[str, Any] = {"comp_ids": [codes[index] for index in component]}
+    for scheme in ("label_asym_id", "auth_asym_id"):
+        seen: Counter[str] = Counter()
+        by_id = names[f"{scheme}s"] = {}
+        for chain in row.chains:
+            name = getattr(chain, scheme)
+            seen[name] += 1
+            by_id[chain.asym_id] = name if seen[name] == 1 else f"{name}-{seen[name]}"
+    return names
 
 
 def token_features(view: CropView, coords_mask: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:

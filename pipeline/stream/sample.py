@@ -23,7 +23,7 @@ from megafold.pipeline.stream.bonds import token_bonds
 from megafold.pipeline.stream.check import SampleError
 from megafold.pipeline.stream.config import StreamConfig
 from megafold.pipeline.stream.crop import Crop, crop_entry
-from megafold.pipeline.stream.crop_view import CropView, token_features
+from megafold.pipeline.stream.crop_view import CropView, crop_names, token_features
 from megafold.pipeline.stream.entry import ENTRY_ARRAYS, EntryTables, present
 from megafold.pipeline.stream.labels import label_features, label_frame
 from megafold.pipeline.stream.msa import MsaBlock, msa_features, plan_rows
@@ -130,8 +130,9 @@ class Stream:
         row = self.entry(draw.row)
         tables = self.read_entry(row)
         crop = crop_entry(tables, self.config.crop, streams, draw.interest)
-        features, details = self.read_crop(row, CropView.of(tables, crop.tokens), streams)
-        meta = self._meta(row, draw, crop, streams) | details
+        view = CropView.of(tables, crop.tokens)
+        features, details = self.read_crop(row, view, streams)
+        meta = self._meta(row, draw, crop, streams) | crop_names(view, row) | details
         return Sample({name: features[name] for name in schema.FEATURES}, meta)
 
     def symmetry(self, index: int, *, epoch: int = 0, seed: int | None = None) -> Symmetry:

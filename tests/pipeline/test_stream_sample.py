@@ -89,6 +89,15 @@ def test_samples_fit_the_schema(cache):
             assert len(sample.features["msa"]) <= rows
 
 
+def test_meta_names_components_and_chains(cache):
+    meta = Stream(cache, config()).sample(0).meta
+    chain_a = ["ALA", "GLY", *["MSE"] * 8, "LYS", "ALA"]
+    rna = ["U", *["PSU"] * 20, "U"]
+    assert meta["comp_ids"] == [*chain_a, *["GLY"] * 6, *rna, *["LGD"] * 4, "ZN"]
+    assert sorted(meta["label_asym_ids"]) == [1, 2, 3, 4, 5, 6]
+    assert len(set(meta["label_asym_ids"].values())) == 6
+
+
 def test_token_features_by_hand(cache):
     features = whole(cache)
     n_mse, n_psu = 8, 20
