@@ -100,7 +100,7 @@ def _why_deposited(parsed: ParsedEntry, chains: list[Chain]) -> str:
     unusable = [
         name
         for name in sorted(used)
-        if name not in parsed.operators or np.isnan(parsed.operators[name]).any()
+        if name not in parsed.operators or not np.isfinite(parsed.operators[name]).all()
     ]
     if unusable or not used:
         return (

@@ -73,11 +73,14 @@ class Block:
         if values is None:
             return None
         try:
-            return np.array(values, np.float64).reshape(-1)
+            numbers = np.array(values, np.float64).reshape(-1)
         except ValueError:
             # Missing values, or standard uncertainties in parentheses.
             texts = (self._clean(value).partition("(")[0] for value in values)
-            return np.array([float(text) if text else np.nan for text in texts], np.float64).reshape(-1)
+            numbers = np.array([float(text) if text else np.nan for text in texts], np.float64).reshape(-1)
+        if np.isinf(numbers).any():
+            raise ValueError(f"{tag} is infinite")
+        return numbers
 
     def integers(self, tag: str) -> NDArray[np.int32] | None:
         """The column as int32, :data:`MISSING` where missing.

@@ -378,6 +378,15 @@ def test_files_that_cannot_be_read(tmp_path):
     assert error.value.reason == "no-atoms"
 
 
+@pytest.mark.parametrize(("good", "bad"), [("10.00", "abc"), ("10.00", "1e400"), (" 1 ?", " one ?")])
+def test_values_that_are_no_numbers(tmp_path, good, bad):
+    path = CifFile().polymer("GLY").add("GLY", "A", 1).write(tmp_path)
+    path.write_text(path.read_text().replace(good, bad, 1))
+    with pytest.raises(StructureError, match=r"test\.cif") as error:
+        make(path)
+    assert error.value.reason == "invalid-value"
+
+
 @pytest.mark.corpus
 def test_cut_gzip_file(corpus_dir, tmp_path):
     path = tmp_path / "1crn.cif.gz"
