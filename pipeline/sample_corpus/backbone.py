@@ -38,7 +38,7 @@ _GROW_ATTEMPTS: Final = 400
 #: A variant may come a little closer to itself than the fold it is made from.
 _VARIANT_SLACK: Final = 0.15
 #: Spreads of a variant's torsions (degrees), tried in this order.
-_SPREADS: Final = (1.2, 1.0, 0.8, 0.6, 0.4, 0.2)
+_SPREADS: Final = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from megafold.pipeline.sample_corpus.monomers import LETTER, ONE_TO_THREE, SideC
 #: Least distance between atoms of residues that are not neighbours, and of those that are.
 _CONTACT: Final = 2.95
 _CONTACT_NEXT: Final = 2.7
+_CONTACT_PROLINE: Final = 2.35
 _SOFT: Final = 3.6
 _REACH: Final = 12.0
 #: What takes the place of a residue that does not fit, in this order; alanine always fits.
@@ -61,6 +62,9 @@ class ChainPacking:
             count = 5 if self._has_beta[i] else 4
             points.append(self.member.backbone[i, :count])
             owners.append(np.full(count, i))
+            if i == len(self.letters) - 1:
+                points.append(self._terminal_oxygen()[None])
+                owners.append(np.array([i]))
             for side in (self.placed.get(i), self.alternates.get(i)):
                 if side is not None:
                     points.append(side.pos)
@@ -80,10 +84,11 @@ class ChainPacking:
         """Penalties [N_rotamer] of conformations at residue ``i``; infinite where one collides."""
         owner_gap = np.where(self._owners >= 0, np.abs(self._owners - i), 99)
         near = (owner_gap > 0) & (((self._points - self.member.backbone[i, CA]) ** 2).sum(-1) < _REACH**2)
+        limits = np.where(owner_gap > 1, _CONTACT, _CONTACT_NEXT)
         if is_proline:
-            # CD is bonded to N, so the residue before is at the distances of angles and torsions.
-            near &= self._owners != i - 1
-        limits = np.where(owner_gap[near] > 1, _CONTACT, _CONTACT_NEXT)
+            # CD is bonded to N: C of the residue before is at the distance that one angle spans.
+            limits[self._owners == i - 1] = _CONTACT_PROLINE
+        limits = limits[near]
         squares = squared_distances(conformations[:, 1:], self._points[near])
         penalty = np.maximum(_SOFT**2 - squares, 0).sum(axis=(1, 2)) - 0.1 * (squares < 25).sum(axis=(1, 2))
         collides = (squares < limits**2).any(axis=(1, 2))
@@ -146,12 +151,21 @@ class ChainPacking:
         return True
 
     def atoms(self) -> Coords:
-        """All atoms [N, 3] there are so far, obstacles excluded."""
+        """The chain's atoms [N, 3] there are so far."""
         return np.asarray(self._points[self._owners >= 0])
+
+    def atoms_and_obstacles(self) -> Coords:
+        """The chain's atoms so far, and those that it keeps away from, [N, 3]."""
+        return self._points.copy()
 
     def residues(self) -> list[Residue]:
         """The chain's residues, atoms in the dictionary's order; unresolved ones have no atoms."""
         return [self._residue(i) for i in range(len(self.letters))]
+
+    def _terminal_oxygen(self) -> Coords:
+        """The second oxygen of the C-terminal carboxylate, opposite to the first."""
+        ca, c, oxygen = self.member.backbone[-1, [CA, C, O]]
+        return place_atom(oxygen, ca, c, length=C_O, angle=ANGLE_CA_C_O, torsion=180.0)
 
     def _residue(self, i: int) -> Residue:
         if i not in self.placed:
@@ -161,11 +175,7 @@ class ChainPacking:
         known = dict(zip(("N", "CA", "C", "O"), backbone[:4], strict=True))
         known.update(zip(side.names, side.pos, strict=True))
         if i == len(self.letters) - 1:
-            # The second oxygen of the C-terminal carboxylate, opposite to the first.
-            opposite = place_atom(
-                backbone[O], backbone[CA], backbone[C], length=C_O, angle=ANGLE_CA_C_O, torsion=180.0
-            )
-            known["OXT"] = opposite
+            known["OXT"] = self._terminal_oxygen()
         block = monomer(side.code)
         other = self.alternates.get(i)
         second = {} if other is None else dict(zip(other.names, other.pos, strict=True))

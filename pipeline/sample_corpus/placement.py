@@ -151,7 +151,7 @@ def grow_glycan(
             break
         packing.fix(site, "ASN", conformations[rotamer])
         asparagine = packing.residues()[site]
-        surroundings = _without_atom(packing.atoms(), asparagine.atom("ND2"))
+        surroundings = _without_atom(packing.atoms_and_obstacles(), asparagine.atom("ND2"))
         sugars = _grow(rng, asparagine, surroundings, _N_GLYCAN[:count])
         if sugars is not None:
             links = [

@@ -29,7 +29,9 @@ from megafold.pipeline.sample_corpus.sites import find_disulfide, find_zinc_site
 XRAY, NMR, EM = "X-RAY DIFFRACTION", "SOLUTION NMR", "ELECTRON MICROSCOPY"
 _AIDS: Final = ("GOL", "SO4", "EDO", "ACT")
 _LIGANDS: Final = ("ATP", "NAD", "GDP", "FMN", "SAH", "BTN", "AMP", "PLP")
-#: Atoms beyond which long exposed side chains are often not seen.
+#: Residues that sites are made of: never in two places.
+_FUNCTIONAL: Final = ("ASN", "CYS", "HIS")
+#: Atoms at the end of long exposed side chains that are often not seen.
 _LOOSE: Final = {
     "LYS": ("CE", "NZ"),
     "ARG": ("CZ", "NH1", "NH2"),
@@ -85,18 +87,20 @@ class _Recipe:
         """A chain of the family with all its side chains."""
         packing = ChainPacking(self.member(which))
         packing.pack()
+        self.add_alternates(packing)
         return packing
 
-    def add_protein(self, packing: ChainPacking, pose: Pose | None = None) -> int:
-        """Add the chain, with a few alternate locations and unresolved atoms. Returns its handle."""
-        exposed = self.exposed(packing)
-        untouched = [i for i in exposed if packing.placed[i].code not in ("ASN", "CYS", "HIS")]
+    def add_alternates(self, packing: ChainPacking) -> None:
+        """Give some exposed residues of most chains a second conformation: before others come near."""
         if self.rng.random() < 0.6:
-            added = [i for i in untouched[:12] if packing.add_alternate(i)][:3]
-            if len(added) > 0:
+            candidates = [i for i in self.exposed(packing) if packing.placed[i].code not in _FUNCTIONAL]
+            if sum(packing.add_alternate(i) for i in candidates[:4]):
                 self.builder.tags.add("altloc")
+
+    def add_protein(self, packing: ChainPacking, pose: Pose | None = None) -> int:
+        """Add the chain, some of its exposed side chains without their last atoms. Returns its handle."""
         residues = packing.residues()
-        for i in untouched[:8]:
+        for i in self.exposed(packing)[:8]:
             code = residues[i].code
             if code in _LOOSE and i not in packing.alternates and self.rng.random() < 0.35:
                 residues[i] = residues[i].without(*_LOOSE[code])
@@ -286,6 +290,7 @@ def _glycosylate(recipe: _Recipe, packing: ChainPacking, sites: list[int]) -> En
             break
     if not glycans or len(glycans[0][1]) < 2:
         return None
+    recipe.add_alternates(packing)
     protein = recipe.add_protein(packing)
     for i, sugars, links in glycans:
         glycan = recipe.builder.add_glycan(sugars, links)
@@ -308,6 +313,7 @@ def _disulfide(recipe: _Recipe) -> Entry:
         for i, code, pos, _ in site.members:
             packing.fix(i, code, pos)
         packing.pack()
+        recipe.add_alternates(packing)
         protein = recipe.add_protein(packing)
         (i, *_), (j, *_) = site.members
         recipe.builder.bond("disulf", Atom(protein, i, "SG"), Atom(protein, j, "SG"))
@@ -327,6 +333,7 @@ def _zinc(recipe: _Recipe) -> Entry:
             packing.fix(i, code, pos)
         packing.add_obstacles(site.metal[None])
         packing.pack()
+        recipe.add_alternates(packing)
         protein = recipe.add_protein(packing)
         ion = recipe.builder.add_ligand(Residue("ZN", ("ZN",), ("ZN",), site.metal[None]))
         for i, _, _, donor in site.members:
@@ -342,7 +349,8 @@ def _zinc(recipe: _Recipe) -> Entry:
 
 
 def _modified(recipe: _Recipe) -> Entry:
-    packing = recipe.packed()
+    packing = ChainPacking(recipe.member())
+    packing.pack()
     exposed = [i for i in recipe.exposed(packing) if packing.letters[i] not in "GP"]
     wanted = ["PTR", "SEP", "TPO", "MSE", "MSE"]
     for i in [k for k in exposed if packing.placed[k].code == "MET"]:
@@ -350,6 +358,7 @@ def _modified(recipe: _Recipe) -> Entry:
     for i in exposed:
         if wanted and packing.letters[i] != "M" and packing.place(i, wanted[0]):
             wanted.pop(0)
+    recipe.add_alternates(packing)
     recipe.add_protein(packing)
     recipe.add_surroundings(8)
     return recipe.finish("A protein with selenomethionine and phosphorylated residues")
@@ -373,6 +382,7 @@ def _heme(recipe: _Recipe) -> Entry:
             continue
         site, heme = attached
         packing.add_obstacles(heme.pos)
+        recipe.add_alternates(packing)
         protein = recipe.add_protein(packing)
         ligand = recipe.builder.add_ligand(heme)
         recipe.builder.bond("metalc", Atom(protein, site, "NE2"), Atom(ligand, 0, "FE"))

@@ -25,7 +25,7 @@ from megafold.pipeline.sample_corpus.assembling import MOST_ENTRIES, entry_id
 from megafold.pipeline.sample_corpus.family import family
 from megafold.pipeline.sample_corpus.recipes import make_entry
 
-ENTRIES = 24
+ENTRIES, SEED = 24, 0
 KINDS = {
     "dna", "disulfide", "glycoprotein", "heme", "heterodimer", "homodimer", "ligand", "modified", "monomer",
     "protein-dna", "protein-rna", "rna-duplex", "rna-hairpin", "zinc",
@@ -37,7 +37,7 @@ PARENT = {"MSE": "MET", "SEP": "SER", "TPO": "THR", "PTR": "TYR"}
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> SampleCorpus:
-    return write_sample_corpus(tmp_path_factory.mktemp("sample") / "corpus", entries=ENTRIES, seed=0)
+    return write_sample_corpus(tmp_path_factory.mktemp("sample") / "corpus", entries=ENTRIES, seed=SEED)
 
 
 @pytest.fixture(scope="module")
@@ -141,14 +141,14 @@ def test_manifest_lists_every_file_with_its_digest(corpus):
 def test_same_seed_same_bytes_whatever_the_number_of_entries(corpus, tmp_path):
     make_entry.cache_clear()
     family.cache_clear()
-    write_sample_corpus(tmp_path / "again", entries=9, seed=0)
+    write_sample_corpus(tmp_path / "again", entries=9, seed=SEED)
     again, whole = files_of(tmp_path / "again"), files_of(corpus.structures.parent)
     assert len(again) > 20
     assert all(whole[name] == data for name, data in again.items())
 
 
 def test_another_seed_gives_another_corpus(corpus, tmp_path):
-    other = write_sample_corpus(tmp_path / "other", entries=2, seed=1)
+    other = write_sample_corpus(tmp_path / "other", entries=2, seed=SEED + 1)
     for path in other.structures.iterdir():
         assert path.read_bytes() != (corpus.structures / path.name).read_bytes()
 
@@ -358,7 +358,7 @@ def test_proteins_are_compact(structures):
                 assert radius < 1.7 * 2.2 * len(trace) ** 0.38
 
 
-def test_homodimers_touch(structures):
+def test_homodimers_touch(corpus, structures):
     found = 0
     for structure in structures.values():
         assembly = structure.assemblies[0]
@@ -376,7 +376,7 @@ def test_homodimers_touch(structures):
         np.testing.assert_allclose(twice.mat.tolist(), np.eye(3), atol=1e-9)
         np.testing.assert_allclose(twice.vec.tolist(), 0, atol=1e-6)
         found += 1
-    assert found == 2
+    assert found == corpus.counts["homodimer"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -535,7 +535,7 @@ def test_heterodimers_share_species(corpus, chain_rows):
         if row["kind"] == "protein":
             by_entry[row["entry"]].append(row["alignments"])
     pairs = [folders for folders in by_entry.values() if len(folders) == 2]
-    assert len(pairs) == 2
+    assert len(pairs) == corpus.counts["heterodimer"]
     for folders in pairs:
         species = [
             {
@@ -567,7 +567,7 @@ def test_rna_alignments_keep_base_pairs(corpus, structures, chain_rows):
         assert np.mean([pair in canonical for pair in pairs]) > 0.99
         assert len(set(pairs)) >= 4
         found += 1
-    assert found == 1
+    assert found == corpus.counts["rna-hairpin"]
 
 
 def released(block: gemmi.cif.Block) -> date:
