@@ -31,21 +31,29 @@ SCRIPT = textwrap.dedent(
     from tests.trainer.fakes import FakeFeed, FakeModel, quick_config
 
     run_log.draw_losses = lambda csv_path, png_path: None
-    folder, steps, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    folder = Path(sys.argv[1])
     ranks = Ranks.from_environment()
     ranks.start(torch.device("cpu"))
-    torch.manual_seed(ranks.rank)
-    # One rank's third batch is bad; different initial weights show that the first rank's are taken.
-    feed = FakeFeed(bad=frozenset({3} if ranks.rank == 1 else ()), rank=ranks.rank)
-    model = FakeModel(seed=ranks.rank)
-    trainer = Trainer(model, quick_config(steps=steps), Feed(batches=feed, sampler=feed), folder, ranks)
-    if resume:
-        trainer.resume(Path(resume[0]))
-    result = trainer.run()
-    weights = {name: value.double().sum().item() for name, value in model.state_dict().items()}
-    average = {name: value.double().sum().item() for name, value in trainer.average.state_dict().items()}
-    noise = torch.rand(1, generator=trainer.generator).item()
-    out = {"skipped": result.skipped, "weights": weights, "average": average, "noise": noise}
+
+    def run(name, steps, checkpoint=None):
+        torch.manual_seed(ranks.rank)
+        # One rank's third batch is bad; different initial weights show that the first rank's are taken.
+        feed = FakeFeed(bad=frozenset({3} if ranks.rank == 1 else ()), rank=ranks.rank)
+        model = FakeModel(seed=ranks.rank)
+        feeds = Feed(batches=feed, sampler=feed)
+        trainer = Trainer(model, quick_config(steps=steps), feeds, folder / name, ranks)
+        if checkpoint is not None:
+            trainer.resume(checkpoint)
+        result = trainer.run()
+        states = {"weights": model.state_dict(), "average": trainer.average.state_dict()}
+        sums = {key: {n: v.double().sum().item() for n, v in state.items()} for key, state in states.items()}
+        noise = torch.rand(1, generator=trainer.generator).item()
+        return {**sums, "skipped": result.skipped, "noise": noise}
+
+    out = {"whole": run("whole", 6)}
+    run("parts", 2)
+    torch.distributed.barrier()
+    out["parts"] = run("parts", 6, folder / "parts/checkpoints/step-00000002.pt")
     (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(out))
     torch.distributed.destroy_process_group()
     """
@@ -58,8 +66,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_ranks(folder, steps, *resume):
-    folder.mkdir(exist_ok=True)
+def run_ranks(folder):
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -67,9 +74,12 @@ def run_ranks(folder, steps, *resume):
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "2",
     }
-    arguments = [sys.executable, "-c", SCRIPT, str(folder), str(steps), *map(str, resume)]
     processes = [
-        subprocess.Popen(arguments, cwd=ROOT, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(folder)],
+            cwd=ROOT,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
         for rank in range(2)
     ]
     try:
@@ -80,22 +90,20 @@ def run_ranks(folder, steps, *resume):
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_ranks_agree_and_skip_together(tmp_path):
-    first, second = run_ranks(tmp_path / "whole", 6)
-    assert first["weights"] == second["weights"]
-    assert first["average"] == second["average"]
-    assert first["skipped"] == second["skipped"] == 1
-    assert first["noise"] != second["noise"]
+def test_ranks_agree_skip_together_and_resume(tmp_path):
+    """Case 28, and case 27 on two ranks."""
+    first, second = run_ranks(tmp_path)
+    assert first["whole"]["weights"] == second["whole"]["weights"]
+    assert first["whole"]["average"] == second["whole"]["average"]
+    assert first["whole"]["skipped"] == second["whole"]["skipped"] == 1
+    assert first["whole"]["noise"] != second["whole"]["noise"]
     with (tmp_path / "whole/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == list(range(1, 7))
     assert [int(row["skipped"]) for row in rows] == [0, 0, 1, 1, 1, 1]
     assert rows[2]["loss"] == "nan"
-
-    part = tmp_path / "parts"
-    run_ranks(part, 2)
-    resumed = run_ranks(part, 6, part / "checkpoints/step-00000002.pt")
-    assert resumed == [first, second]
+    assert first["parts"] == first["whole"]
+    assert second["parts"] == second["whole"]
     states = [
         load_checkpoint(tmp_path / name / "checkpoints/step-00000006.pt") for name in ("whole", "parts")
     ]
