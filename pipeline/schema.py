@@ -248,7 +248,7 @@ STRUCTURE: Final = ObjectSpec(
                 "ins_code": "insertion code as ord(), 0 for none",
                 "chain": "index into chains",
                 "resolved": "1: at least one heavy atom has coordinates",
-                "is_standard": "1: one of the 20 amino acids or 8 nucleotides, tokenised whole",
+                "is_standard": "1: tokenised whole: the 20 amino acids, 8 nucleotides, and UNK, N, DN of polymers",
             },
         ),
         table(
