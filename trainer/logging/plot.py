@@ -27,7 +27,8 @@ def draw_losses(csv_path: Path, png_path: Path) -> None:
         window = max(1, len(values) // 20)
         if len(values) > window:
             smooth = np.convolve(values, np.ones(window) / window, mode="valid")
-            axes.plot(steps[window - 1 :], smooth, linewidth=1.5)
+            first = (window - 1) // 2
+            axes.plot(steps[first : first + len(smooth)], smooth, linewidth=1.5)
         if values and min(values) > 0:
             axes.set_yscale("log")
         axes.set(title=name, xlabel="step")
