@@ -31,7 +31,7 @@ _BASINS: Final = {
 }
 #: Turns that bring two strands side by side: types I' and II' (phi and psi of residues i+1 and i+2).
 _HAIRPIN_TURNS: Final = (((55.0, 38.0), (78.0, 20.0)), ((60.0, -120.0), (-80.0, 0.0)))
-_CANDIDATES: Final = 500
+_CANDIDATES: Final = 400
 #: Side chains whose centroids are this near count as packed.
 _PACKED: Final = 7.5
 _GROW_ATTEMPTS: Final = 400
@@ -114,22 +114,26 @@ def _with_o_and_cb(trace: Coords, psi: Coords) -> Coords:
     return np.concatenate([trace, oxygen[..., None, :], carbon[..., None, :]], axis=-2)
 
 
-def has_clash(backbone: Coords, slack: float = 0.0) -> bool:
+def has_clash(backbone: Coords, *, start: int = 0, slack: float = 0.0) -> bool:
     """Whether residues of one backbone [L, 5, 3] collide, or leave no room for side chains.
 
-    ``slack`` (Å) is taken off the limits.
+    Pairs are looked at of which one is residue ``start`` or later. ``slack`` (Å) is taken off the limits.
     """
     number = np.arange(len(backbone))
-    gap = np.abs(number[:, None] - number)
+    gap = np.abs(number[start:, None] - number)
     ca, centroids = backbone[:, CA], virtual_centroids(backbone)
-    if (
-        (squared_distances(ca, ca)[gap >= 2] < (4.0 - slack) ** 2).any()
-        or (squared_distances(centroids, centroids)[gap >= 3] < (3.8 - slack) ** 2).any()
-        or (squared_distances(centroids, ca)[gap >= 3] < (3.8 - slack) ** 2).any()
+    for one, two, apart, limit in (
+        (ca, ca, 2, 4.0),
+        (centroids, centroids, 3, 3.8),
+        (centroids, ca, 3, 3.8),
+        (ca, centroids, 3, 3.8),
     ):
-        return True
+        if (squared_distances(one[start:], two)[gap >= apart] < (limit - slack) ** 2).any():
+            return True
     atoms = backbone.reshape(-1, 3)
-    squares = squared_distances(atoms, atoms).reshape(len(backbone), 5, len(backbone), 5).min(axis=(1, 3))
+    squares = (
+        squared_distances(atoms[5 * start :], atoms).reshape(len(gap), 5, len(backbone), 5).min(axis=(1, 3))
+    )
     return bool(
         (squares[gap >= 2] < (2.7 - slack) ** 2).any() or (squares[gap >= 4] < (2.85 - slack) ** 2).any()
     )
@@ -182,7 +186,7 @@ def _best_candidate(chain: Coords, candidates: Coords) -> int | None:
     bonds = (squared_distances(acceptors, donors) < 3.3**2).sum(axis=(1, 2)) if len(donors) else 0
     score = radius - 0.1 * contacts - 0.15 * np.minimum(bonds, 8)
     for index in np.argsort(score, kind="stable"):
-        if not has_clash(np.concatenate([chain, candidates[index]])):
+        if not has_clash(np.concatenate([chain, candidates[index]]), start=len(chain)):
             return int(left[index])
     return None
 

@@ -12,7 +12,7 @@ from megafold.pipeline.sample_corpus.evolution import PROTEIN_LETTERS, encode, e
 from megafold.pipeline.sample_corpus.geometry import Coords
 from megafold.pipeline.sample_corpus.seeds import generator
 
-#: Order of secondary structure elements, shortest and longest fold, of the families of one block.
+#: Order of secondary structure elements, shortest and longest fold, of the families of one span of entries.
 PLANS: Final = (
     ("HE", 44, 62),
     ("EEH", 40, 58),
@@ -63,9 +63,9 @@ class Member:
 
 
 @lru_cache(maxsize=64)
-def family(seed: int, block: int, index: int) -> Family:
-    """Family ``index`` of a block of entries."""
-    rng = generator(seed, "family", block, index)
+def family(seed: int, span: int, index: int) -> Family:
+    """Family ``index`` of a span of entries."""
+    rng = generator(seed, "family", span, index)
     kinds, shortest, longest = PLANS[index]
     fold = grow_fold(rng, kinds, int(rng.integers(shortest, longest + 1)))
     counts = neighbour_counts(fold.backbone)
@@ -77,7 +77,7 @@ def family(seed: int, block: int, index: int) -> Family:
     loop = np.array([state == "L" for state in fold.structure])
     rates = 0.35 + 1.1 * (1 - burial) + 0.6 * loop
     return Family(
-        name=f"family {block}.{index}", fold=fold, sequence="".join(letters), rates=rates / rates.mean()
+        name=f"family {span}.{index}", fold=fold, sequence="".join(letters), rates=rates / rates.mean()
     )
 
 

@@ -65,7 +65,8 @@ SLOTS: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("ligand", (2,)),
     ("protein-rna", (4,)),
 )
-KINDS: Final = tuple(dict.fromkeys(kind for kind, _ in SLOTS))
+#: So many entries share the same families; folds are what takes longest to make.
+FAMILY_SPAN: Final = 4 * BLOCK
 
 
 class _Recipe:
@@ -80,7 +81,7 @@ class _Recipe:
     def member(self, which: int = 0, *, attempt: int = 0) -> Member:
         """A member of one of the entry's families; later attempts try other families too."""
         plan = (self.families[which] + attempt // 4) % len(PLANS)
-        parent = family(self.seed, self.index // BLOCK, plan)
+        parent = family(self.seed, self.index // FAMILY_SPAN, plan)
         return make_member(self.rng, parent)
 
     def packed(self, which: int = 0) -> ChainPacking:
