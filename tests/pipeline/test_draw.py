@@ -1,5 +1,7 @@
 """Pictures: they are made for every sort of crop, and what they show is where it should be."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -68,7 +70,7 @@ def test_draws_without_meta(tmp_path):
     assert (tmp_path / "crop.png").stat().st_size > 10_000
 
 
-def axes_of(drawing, features) -> object:
+def axes_of(drawing, features) -> Any:
     axes = Figure().subplots()
     drawing(axes, features)
     return axes
