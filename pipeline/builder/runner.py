@@ -7,10 +7,13 @@ neighbours just finish.
 """
 
 import os
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -76,6 +79,21 @@ def run_within(config: WorkerConfig, task: Task, timeout_s: float) -> Outcome:
         timer.cancel()
 
 
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Hold Ctrl-C back from this thread for a while; threads and processes started within never get it.
+
+    A terminal sends it to the whole process group. Workers leave when we close the cluster; until then they
+    finish what they have.
+    """
+    resource_tracker.ensure_running()  # started later, it would unblock the signal in whatever thread it is
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 class DaskRunner:
     """Runs tasks on a local cluster of processes, or on a cluster that already runs."""
 
@@ -117,15 +135,16 @@ class DaskRunner:
                     reason="no-scheduler",
                 ) from error
         else:
-            self._cluster = distributed.LocalCluster(
-                n_workers=self._resources.workers,
-                threads_per_worker=1,
-                processes=True,
-                memory_limit=self._resources.memory_limit,
-                dashboard_address=None,
-                silence_logs=50,
-            )
-            self._client = distributed.Client(self._cluster)
+            with _interrupts_deferred():
+                self._cluster = distributed.LocalCluster(
+                    n_workers=self._resources.workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    memory_limit=self._resources.memory_limit,
+                    dashboard_address=None,
+                    silence_logs=50,
+                )
+                self._client = distributed.Client(self._cluster)
         return self._client
 
     def run(self, tasks: Iterable[Task], settle: Settle) -> None:

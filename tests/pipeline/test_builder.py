@@ -20,6 +20,7 @@ from megafold.pipeline.manifest import entry_rows
 from megafold.pipeline.sample_corpus import write_sample_corpus
 
 ENTRIES = 10
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_killed_twice_and_resumed_gives_the_same_manifest(built, sample, tmp_pat
     for finished_before in (1, 4):
         process = subprocess.Popen(
             [sys.executable, "-c", BUILD_COMMAND, sample, cache],
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=ROOT,
             start_new_session=True,
             stderr=subprocess.DEVNULL,
         )
@@ -109,6 +110,26 @@ def test_killed_twice_and_resumed_gives_the_same_manifest(built, sample, tmp_pat
     assert report.manifest == built[1].manifest
     assert sum(report.reused.values()) >= finished - 1
     assert list(LocalStore.at(cache).journals()) == []
+
+
+@pytest.mark.slow
+def test_interrupted_by_ctrl_c_says_how_to_go_on(built, sample, tmp_path):
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-m", "megafold", "cache", "build", sample / "structures", cache]
+    process = subprocess.Popen(
+        [*command, "--alignments", sample / "alignments", "--workers", "1"],
+        cwd=ROOT,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: journal_lines(cache) >= 2, process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    assert build(sample, cache).manifest == built[1].manifest
 
 
 def journal_lines(cache: Path) -> int:
@@ -231,7 +252,7 @@ print(json.dumps(report.to_json()))
 """
     shown = subprocess.run(
         [sys.executable, "-c", code, sample, tmp_path / "cache"],
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=ROOT,
         env={**os.environ, "MEGAFOLD_TEST_KILLER": killer},
         capture_output=True,
         text=True,
