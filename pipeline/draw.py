@@ -1,11 +1,9 @@
-"""Pictures: what a sample holds, and how losses fell.
+"""Pictures of what a sample holds.
 
 Figures are made with matplotlib's object interface and its Agg canvas, so that nothing depends on a display
 or on global state.
 """
 
-import csv
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +19,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from megafold.pipeline.errors import InputError
 from megafold.pipeline.schema import GAP, N_RESTYPE, RESTYPES
 
 Features = Mapping[str, NDArray[Any]]
@@ -49,11 +46,6 @@ _KINDS: Final = (
 )
 _DISTANCE_STEPS: Final = (0, 4, 6, 8, 10, 12, 16, 20)
 _MOST_ROWS: Final = 400
-_PARTS_OF_LOSS: Final = ("mse", "lddt", "distogram", "bond", "plddt", "pae", "pde", "resolved")
-
-
-# --------------------------------------------------------------------------------------------------
-# Samples
 
 
 def draw_sample(features: Features, meta: Mapping[str, Any], path: Path) -> None:
@@ -299,82 +291,3 @@ def _draw_traces(
     segments = np.stack([flat[centre[first], :2], flat[centre[first + 1], :2]], axis=1)
     lines = LineCollection(list(segments), colors=[colours[int(a)] for a in asym[first]], linewidths=1.6)
     axes.add_collection(lines)
-
-
-# --------------------------------------------------------------------------------------------------
-# Losses
-
-
-def draw_losses(csv_path: Path, png_path: Path) -> None:
-    """Draw the loss and its parts over the steps as PNG: each step faint, and a smoothed curve.
-
-    ``csv_path`` has a column ``step``; drawn are the columns that are named after a loss.
-
-    Raises:
-        InputError: there is no such file, or nothing to draw in it.
-    """
-    curves = _read_curves(csv_path)
-    columns = math.ceil(math.sqrt(len(curves)))
-    rows = math.ceil(len(curves) / columns)
-    figure = Figure(figsize=(1 + 4.2 * columns, 0.6 + 3.1 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, (name, (steps, values)) in zip(grid, curves.items(), strict=False):
-        axes.plot(steps, values, color="#4c78a8", alpha=0.3, linewidth=0.8, label="each step")
-        window = len(values) // 20 | 1
-        axes.plot(
-            steps, _moving_average(values, window), color="#d1495b", linewidth=1.8, label=f"mean of {window}"
-        )
-        axes.set_title(name.replace("_", " "), fontsize=10, loc="left")
-        axes.set(xlabel="step", ylabel="loss")
-        if (values > 0).all() and values.max() > 10 * values.min():
-            axes.set_yscale("log")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, frameon=False)
-    for axes in grid[len(curves) :]:
-        axes.set_axis_off()
-    figure.savefig(png_path, format="png", dpi=110)
-
-
-def _read_curves(path: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Steps and finite values of each loss, the whole loss first."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            names = [name for name in reader.fieldnames or () if _is_loss(name)]
-            rows = list(reader)
-    except OSError as error:
-        raise InputError(f"cannot read the losses of {path}: {error}", reason="unreadable-losses") from error
-    curves = {}
-    for name in sorted(names, key=lambda name: (name != "loss", names.index(name))):
-        # A run that was cut off leaves a torn last line.
-        pairs = [(_number(row.get("step")), _number(row.get(name))) for row in rows]
-        points = np.array([pair for pair in pairs if np.isfinite(pair).all()]).reshape(-1, 2)
-        if len(points):
-            curves[name] = points[:, 0], points[:, 1]
-    if not curves:
-        raise InputError(
-            f"{path} has no losses to draw: it needs a column `step`, one named after a loss, and numbers",
-            reason="no-losses",
-        )
-    return curves
-
-
-def _is_loss(name: str) -> bool:
-    return "loss" in name or any(part in name for part in _PARTS_OF_LOSS)
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text) if text else math.nan
-    except ValueError:
-        return math.nan
-
-
-def _moving_average(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Mean over the ``window`` values around each, of fewer at the ends; same length."""
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    place = np.arange(len(values))
-    start = np.maximum(0, place - window // 2)
-    end = np.minimum(len(values), place + window // 2 + 1)
-    return np.asarray((sums[end] - sums[start]) / (end - start))

@@ -1,6 +1,7 @@
 """The layout that imports and wheels rest on."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -28,8 +29,14 @@ def test_every_folder_of_code_is_a_package(folder):
 
 @pytest.mark.slow
 def test_wheel_holds_every_module_under_megafold_alone(tmp_path):
+    # From a copy: setuptools would leave a build folder here, and take stale modules from it next time.
+    copy = tmp_path / "checkout"
+    left_out = shutil.ignore_patterns(
+        ".git", ".venv", "build", "dist", "demo", "runs", "*.egg-info", "__pycache__"
+    )
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, copy],
         check=True,
         capture_output=True,
     )

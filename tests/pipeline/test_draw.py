@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from megafold.pipeline import draw, schema
-from megafold.pipeline.draw import draw_losses, draw_sample
-from megafold.pipeline.errors import InputError
+from megafold.pipeline.draw import draw_sample
 
 
 def make_features(n_msa: int = 7, n_templ: int = 2, *, resolved: bool = True) -> dict[str, np.ndarray]:
@@ -121,53 +120,3 @@ def test_projection_shows_resolved_atoms_and_traces_within_chains():
 def test_every_class_has_a_colour():
     assert draw._class_lookup().shape == (schema.N_RESTYPE,)
     assert draw._CLASSES[draw._class_lookup()[schema.GAP]][0] == "gap"
-
-
-# --------------------------------------------------------------------------------------------------
-# Losses
-
-
-def write_csv(path, rows: list[str]):
-    path.write_text("\n".join(rows) + "\n")
-    return path
-
-
-def test_draws_losses(tmp_path):
-    rng = np.random.default_rng(0)
-    rows = ["step,loss,mse,learning_rate,smooth_lddt"]
-    rows += [f"{k},{9 / k + rng.random()},{4 / k},{0.001},{0.5 + rng.random()}" for k in range(1, 80)]
-    draw_losses(write_csv(tmp_path / "metrics.csv", rows), tmp_path / "loss.png")
-    assert imread(tmp_path / "loss.png").shape[0] > 300
-
-
-def test_reads_the_losses_alone_and_skips_torn_and_infinite_values(tmp_path):
-    rows = [
-        "step,mse,loss,learning_rate",
-        "1,2.0,5.0,0.1",
-        "2,nan,4.0,0.1",
-        "3,1.0,,0.1",
-        "4,0.5,3.0,0.1",
-        "5,0.",
-    ]
-    curves = draw._read_curves(write_csv(tmp_path / "metrics.csv", rows))
-    assert list(curves) == ["loss", "mse"]
-    assert curves["loss"][0].tolist() == [1, 2, 4]
-    assert curves["loss"][1].tolist() == [5, 4, 3]
-    assert curves["mse"][0].tolist() == [1, 3, 4, 5]
-
-
-def test_moving_average_is_the_mean_around_each_value():
-    values = np.arange(10.0) ** 2
-    expected = [values[max(0, k - 2) : k + 3].mean() for k in range(10)]
-    np.testing.assert_allclose(draw._moving_average(values, 5), expected)
-
-
-@pytest.mark.parametrize("rows", [["step,loss"], ["step,seconds", "1,2"], ["loss", "1"]])
-def test_says_what_is_missing(tmp_path, rows):
-    with pytest.raises(InputError, match="no losses to draw"):
-        draw_losses(write_csv(tmp_path / "metrics.csv", rows), tmp_path / "loss.png")
-
-
-def test_says_that_there_is_no_file(tmp_path):
-    with pytest.raises(InputError, match="cannot read the losses"):
-        draw_losses(tmp_path / "none.csv", tmp_path / "loss.png")
