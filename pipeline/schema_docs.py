@@ -15,9 +15,9 @@ def render() -> str:
 def _lines() -> Iterator[str]:
     yield "# Features"
     yield ""
-    yield "Generated from `pipeline/schema.py` by `make docs`; do not edit. Missing coordinates are NaN with a"
-    yield "mask, never zeros. Masks are boolean, True means present. Sources are sections of the supplement of"
-    yield "AlphaFold 3 (Abramson et al. 2024), written AF3 SI."
+    yield "Generated from `pipeline/schema.py` by `make docs`; do not edit. Missing coordinates are NaN with"
+    yield "a mask, never zeros. Masks are boolean, True means present. Sources are sections of the supplement"
+    yield "of AlphaFold 3 (Abramson et al. 2024), written AF3 SI."
     yield ""
     yield f"`restype` classes: {' '.join(f'{index}={code}' for index, code in enumerate(schema.RESTYPES))}"
     for spec in schema.OBJECTS.values():
@@ -30,10 +30,8 @@ def _lines() -> Iterator[str]:
     yield "| group | feature | dtype | axes | unit | what | source |"
     yield "|---|---|---|---|---|---|---|"
     for feature in schema.SAMPLE:
-        yield (
-            f"| {feature.group} | `{feature.name}` | {feature.dtype} | {_axes(feature.axes)} | {feature.unit} | "
-            f"{_cell(feature.doc)} | {feature.source} |"
-        )
+        cells = (_axes(feature.axes), feature.unit, _cell(feature.doc), feature.source)
+        yield f"| {feature.group} | `{feature.name}` | {feature.dtype} | " + " | ".join(cells) + " |"
 
 
 def _object(spec: schema.ObjectSpec) -> Iterator[str]:
