@@ -167,7 +167,7 @@ def _require(condition: bool, message: str) -> None:
 #: ``tiny`` learns one small entry by heart on a CPU within minutes; it is for trying things out.
 PRESET_SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "tiny": {
-        "steps": 1_000,
+        "steps": 1_500,
         "n_copies": 16,
         "n_cycles": 1,
         "learning_rate": 2e-3,
