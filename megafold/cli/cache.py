@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 _FOLDER = click.Path(path_type=Path)
+_EXISTING = click.Path(path_type=Path, exists=True)
 _cache_argument = click.argument("cache", type=_FOLDER)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -24,24 +25,24 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--ccd-extra",
             "ccd_extra",
-            type=_FOLDER,
+            type=_EXISTING,
             multiple=True,
             help="Further component definitions (mmCIF); they win over the dictionary's. Repeatable.",
         ),
         click.option(
             "--ccd",
-            type=_FOLDER,
+            type=_EXISTING,
             help="Component dictionary (components.cif[.gz] or .bcif). Default: biotite's.",
         ),
         click.option(
             "--template-structures",
-            type=_FOLDER,
+            type=_EXISTING,
             multiple=True,
             help="Folders with the structures that template hits name. Default: the corpus. Repeatable.",
         ),
         click.option(
             "--alignments",
-            type=_FOLDER,
+            type=_EXISTING,
             help="Folder of alignments: one folder a chain, <entry>_<chain> or the first 16 digits of the "
             "SHA-256 of its sequence.",
         ),
@@ -241,11 +242,18 @@ def _counter(noun: str, *, silent: bool) -> Callable[[int, int], None]:
 def _print_findings(findings: list[Any]) -> None:
     console = Console(highlight=False)
     for finding in findings:
+        if finding.level == "info":
+            continue
         users = ", ".join(finding.entries[:5]) + (" …" if len(finding.entries) > 5 else "")
-        console.print(f"{finding.level.upper()} {finding.kind}: {finding.message}", markup=False)
-        if users and finding.level != "info":
+        console.print(
+            f"{finding.level.upper()} {finding.kind} {finding.subject}: {finding.message}", markup=False
+        )
+        if users:
             console.print(f"    entries: {users}", markup=False)
         console.print(f"    → {finding.action}", markup=False)
+    for kind, number in Counter(f.kind for f in findings if f.level == "info").items():
+        example = next(finding for finding in findings if finding.kind == kind)
+        console.print(f"{number} × {kind}, which does no harm. {example.action}", markup=False)
     counts = Counter(finding.level for finding in findings)
     if not counts["error"] and not counts["stale"]:
         console.print("The cache is whole.")

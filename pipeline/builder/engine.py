@@ -55,6 +55,7 @@ class Build:
     def __init__(self, config: BuildConfig, progress: BuildProgress) -> None:
         self._config = config
         self._progress = progress
+        self._dictionary = recipes.dictionary_identity(config.sources)
         self._computed: Counter[str] = Counter()
         self._total = 0
         self._failures = 0
@@ -92,7 +93,7 @@ class Build:
     # -- reuse -----------------------------------------------------------------------------------------
 
     def _known(self, store: LocalStore, parent: Digest | None) -> Known:
-        known = Known(store)
+        known = Known(store, self._dictionary)
         with_failures = not self._config.retry_failed
         if parent is not None:
             known.add_manifest(store.manifest(parent), with_failures=with_failures)
@@ -124,7 +125,14 @@ class Build:
             runner.run(pairings, settle)
 
     def _settle(self, journal: Journal, planner: Planner, task: Task, outcome: Outcome) -> list[Task]:
-        journal.append({"stage": task.stage, "recipe": task.recipe, "outcome": outcome.to_json()})
+        journal.append(
+            {
+                "stage": task.stage,
+                "recipe": task.recipe,
+                "dictionary": self._dictionary,
+                "outcome": outcome.to_json(),
+            }
+        )
         self._computed[task.stage] += 1
         self._failures += bool(outcome.problems)
         further = planner.settle(task, outcome)
@@ -193,7 +201,7 @@ class Build:
                 stage=stages.get(recipe, "component"),
                 reason=problem.reason,
                 message=self._without_folders(problem.message),
-                inputs=(recipe,),
+                inputs=(recipe, self._dictionary),
             )
             for recipe, outcome in planner.outcomes.items()
             for problem in outcome.problems

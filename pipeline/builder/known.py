@@ -1,7 +1,7 @@
 """What need not be computed again: results by recipe, from the last manifest, its ledger and the journals."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -16,17 +16,22 @@ from megafold.pipeline.manifest import EntryRow, entry_rows
 
 #: Failures that say nothing of the input: a network folder that was away for a moment.
 _TRANSIENT: Final = frozenset({"unreadable", "out-of-memory"})
+#: Failures that another dictionary may cure.
+_OF_THE_DICTIONARY: Final = frozenset({"unknown-component"})
 
 
 class Known:
     """Outcomes by recipe.
 
-    Failures are outcomes too: an input that could not be used is not tried again until it, or the stage's
-    version, changes. An outcome whose object is no longer in the store is forgotten.
+    Failures are outcomes too: an input that could not be used is not tried again until it, the stage's
+    version or, for an unknown component, the dictionary changes. An outcome whose object is no longer in the
+    store is forgotten.
     """
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: LocalStore, dictionary: str) -> None:
+        """``dictionary``: identity of today's component dictionary."""
         self._store = store
+        self._dictionary = dictionary
         self._outcomes: dict[str, Outcome] = {}
         self._library: ComponentLibrary | None = None
         self._definitions: dict[str, str] = {}
@@ -35,11 +40,11 @@ class Known:
 
     def add_manifest(self, manifest: Manifest, *, with_failures: bool) -> None:
         """Remember what a snapshot holds and, unless they are to be retried, what failed for it."""
-        problems = self._problems(manifest)
+        problems, dictionary = self._problems(manifest)
         forget = {
             recipe
             for recipe, found in problems.items()
-            if not with_failures or any(problem.reason in _TRANSIENT for problem in found)
+            if not with_failures or not self._lasts(found, dictionary)
         }
         self._add_library(manifest)
         for row in entry_rows(manifest):
@@ -62,15 +67,24 @@ class Known:
             self._library = ComponentLibrary.from_content(content)
             self._capped, self._failures = set(attributes["capped"]), attributes["failures"]
 
-    def _problems(self, manifest: Manifest) -> Mapping[str, list[Problem]]:
+    def _problems(self, manifest: Manifest) -> tuple[Mapping[str, list[Problem]], str]:
+        """Problems by recipe, and the dictionary they were met with."""
         found: dict[str, list[Problem]] = defaultdict(list)
-        ledger = str(manifest.attributes["ledger"])
+        ledger, dictionary = str(manifest.attributes["ledger"]), self._dictionary
         if ledger:
             for failure in self._store.ledger(Digest.parse(ledger)):
+                recipe, dictionary = failure.inputs
                 problem = Problem(failure.reason, failure.message)
-                if problem not in found[failure.inputs[0]]:
-                    found[failure.inputs[0]].append(problem)
-        return found
+                if problem not in found[recipe]:
+                    found[recipe].append(problem)
+        return found, dictionary
+
+    def _lasts(self, problems: Iterable[Problem], dictionary: str) -> bool:
+        """True: trying again would be in vain."""
+        reasons = {problem.reason for problem in problems}
+        return not reasons & _TRANSIENT and (
+            dictionary == self._dictionary or not reasons & _OF_THE_DICTIONARY
+        )
 
     def _add_row(self, row: EntryRow, problems: Mapping[str, list[Problem]]) -> None:
         definitions = self._definitions
@@ -100,8 +114,8 @@ class Known:
     def add_journal_record(self, record: Mapping[str, Any], *, with_failures: bool) -> None:
         """Remember what an interrupted build had finished."""
         outcome = Outcome.from_json(record["outcome"])
-        transient = any(problem.reason in _TRANSIENT for problem in outcome.problems)
-        if not outcome.problems or (with_failures and not transient):
+        lasts = self._lasts(outcome.problems, record["dictionary"])
+        if not outcome.problems or (with_failures and lasts):
             self._outcomes[record["recipe"]] = outcome
 
     def find(self, recipe: str) -> Outcome | None:

@@ -11,9 +11,11 @@ the golden-digest test fails otherwise.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, Final
 
-from megafold.cache_store import mapping_digest
+from megafold.cache_store import Digest, mapping_digest
+from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.chemistry.reference import stage_versions
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.msa import PAIRING_VERSION
@@ -30,6 +32,17 @@ VERSIONS: Final[Mapping[str, str]] = {
     "pairing": str(PAIRING_VERSION),
     "template": str(TEMPLATE_VERSION),
 }
+
+
+def dictionary_identity(sources: Sources) -> str:
+    """Digest of the component dictionary as a whole: what a component's absence was found in.
+
+    Which definitions a structure used is told by their own digests; that one was missing can only be told
+    of the whole dictionary.
+    """
+    base = str(Digest.of_file(sources.ccd)) if sources.ccd else f"biotite {version('biotite')}"
+    extra = [str(Digest.of_file(path)) for path in sources.ccd_extra]
+    return str(mapping_digest({"base": base, "extra": extra}))
 
 
 def options_to_json(options: StructureOptions) -> dict[str, Any]:

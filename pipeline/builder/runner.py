@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import dask
 import distributed
@@ -26,7 +26,10 @@ from megafold.pipeline.builder.tasks import Outcome, Problem, Task, WorkerConfig
 from megafold.pipeline.errors import InputError
 
 #: Exit status of a worker that ended itself because its task exceeded the time budget.
-_TIMEOUT_STATUS = 75
+_TIMEOUT_STATUS: Final = 75
+_TASKS_PER_SLOT: Final = 2
+_ASK_FOR_WORKERS_EVERY_S: Final = 5.0
+_FIRST_WORKER_WITHIN_S: Final = 120.0
 
 #: Called with each finished task; returns the tasks that its outcome makes possible.
 Settle = Callable[[Task, Outcome], Iterable[Task]]
@@ -102,6 +105,8 @@ class DaskRunner:
         self._resources = resources
         self._cluster: distributed.LocalCluster | None = None
         self._client: distributed.Client | None = None
+        self._slots_known = 1
+        self._slots_known_until = 0.0
 
     def __enter__(self) -> "DaskRunner":
         return self
@@ -129,11 +134,13 @@ class DaskRunner:
         if self._resources.scheduler:
             try:
                 self._client = distributed.Client(self._resources.scheduler, timeout=20)
-            except (OSError, ValueError) as error:
-                raise InputError(
-                    f"--scheduler {self._resources.scheduler}: no Dask scheduler answers there ({error})",
-                    reason="no-scheduler",
+                self._client.wait_for_workers(1, timeout=_FIRST_WORKER_WITHIN_S)
+            except TimeoutError as error:
+                raise self._no_scheduler(
+                    f"no worker joined it within {_FIRST_WORKER_WITHIN_S:g} s"
                 ) from error
+            except (OSError, ValueError) as error:
+                raise self._no_scheduler(f"no Dask scheduler answers there ({error})") from error
         else:
             with _interrupts_deferred():
                 self._cluster = distributed.LocalCluster(
@@ -158,7 +165,7 @@ class DaskRunner:
         finished = distributed.as_completed(raise_errors=False)
         while queue or running:
             # Few in flight: a task held back here cannot be accused of its neighbour's crash.
-            while queue and len(running) < 2 * self._slots():
+            while queue and len(running) < _TASKS_PER_SLOT * self._slots():
                 self._submit(queue.popleft(), finished, running)
             future = next(finished)
             task = running.pop(future)
@@ -181,12 +188,28 @@ class DaskRunner:
         finished.add(future)
 
     def _slots(self) -> int:
-        return max(1, sum(self._connect().nthreads().values()))
+        """Threads of all workers, asked for now and then: a cluster may grow and shrink."""
+        if time.monotonic() >= self._slots_known_until:
+            self._slots_known = max(1, sum(self._connect().nthreads().values()))
+            self._slots_known_until = time.monotonic() + _ASK_FOR_WORKERS_EVERY_S
+        return self._slots_known
 
-    @staticmethod
-    def _outcome(future: Any) -> Outcome | None:
-        """The task's outcome; None where its worker died."""
-        error = future.exception()
+    def _no_scheduler(self, what: str) -> InputError:
+        return InputError(f"--scheduler {self._resources.scheduler}: {what}", reason="no-scheduler")
+
+    def _outcome(self, future: Any) -> Outcome | None:
+        """The task's outcome; None where its worker died.
+
+        Raises:
+            InputError: the scheduler went away.
+        """
+        try:
+            error = future.exception()
+        except (distributed.CancelledError, OSError) as lost:
+            raise InputError(
+                f"the Dask scheduler went away ({lost}); nothing is lost, run the same command again",
+                reason="no-scheduler",
+            ) from lost
         if error is None:
             result: Outcome = future.result()
             return result

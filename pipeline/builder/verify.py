@@ -12,18 +12,19 @@ import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from megafold.cache_store import CorruptObject, Digest, LocalStore, Manifest, audit
+from megafold.cache_store import CacheError, CorruptObject, Digest, LocalStore, Manifest, audit
 from megafold.pipeline import schema
 from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.builder.known import Known
 from megafold.pipeline.builder.planner import Planner
-from megafold.pipeline.builder.recipes import options_from_json
+from megafold.pipeline.builder.recipes import dictionary_identity, options_from_json
 from megafold.pipeline.builder.tasks import StructureTask, Task, WorkerConfig, run_task
 from megafold.pipeline.manifest import EntryRow, entry_rows, referenced_digests
 from megafold.pipeline.structure import StructureOptions
@@ -66,7 +67,11 @@ def check_store(
     store: LocalStore, manifest: Manifest | None, *, quick: bool, workers: int, progress: Progress
 ) -> list[Finding]:
     """Every object, manifest and ref. ``quick`` compares file digests and decodes nothing."""
-    expected = referenced_digests(manifest) if manifest is not None else set()
+    # Older snapshots count: a training run may have been recorded with one.
+    expected: set[Digest] = set()
+    for digest in store.manifests():
+        with suppress(CacheError):  # the audit reports a damaged one
+            expected |= referenced_digests(store.manifest(digest))
     named = users(manifest) if manifest is not None else {}
     audited = partial(audit, store, expected, quick=quick, progress=progress)
     if workers > 1:
@@ -132,7 +137,7 @@ def _expected_kinds(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
 
 def check_corpus(store: LocalStore, manifest: Manifest, sources: Sources) -> list[Finding]:
     """What a build would do now: entries and alignments that are new, changed or gone."""
-    known = Known(store)
+    known = Known(store, dictionary_identity(sources))
     known.add_manifest(manifest, with_failures=True)
     planner = Planner(sources, options_of(manifest), known)
     pending = [*planner.start(), *planner.pairings()]
@@ -162,7 +167,7 @@ def check_corpus(store: LocalStore, manifest: Manifest, sources: Sources) -> lis
                     kind="gone",
                     subject=f"{row.entry} {name}",
                     message=f"{row.entry}: the {stage} files of entity {entity} are gone",
-                    action="put them back, or build again without them",
+                    action="put them back (was --alignments given?), or build again without them",
                     entries=(row.entry,),
                 )
             )
@@ -213,9 +218,10 @@ def check_recompute(
         chosen = sorted(random.Random(seed).sample(chosen, min(number, len(chosen))))
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="megafold-recompute-") as scratch:
-        LocalStore.create(Path(scratch) / "cache")
-        worker = WorkerConfig(cache=str(Path(scratch) / "cache"), sources=sources)
-        planner = Planner(sources, options_of(manifest), Known(LocalStore.at(Path(scratch) / "cache")))
+        again = LocalStore.create(Path(scratch) / "cache")
+        worker = WorkerConfig(cache=str(again.path), sources=sources)
+        nothing = Known(again, dictionary_identity(sources))
+        planner = Planner(sources, options_of(manifest), nothing)
         for done, entry in enumerate(chosen):
             progress(done, len(chosen))
             if entry in planner.entries and planner.entries[entry].recipe == rows[entry].recipes["structure"]:

@@ -18,6 +18,7 @@ from megafold.pipeline.builder.progress import BuildProgress
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.manifest import entry_rows
 from megafold.pipeline.sample_corpus import write_sample_corpus
+from tests.pipeline.structure_files import CifFile
 
 ENTRIES = 10
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,11 +39,13 @@ def corpus(sample, tmp_path) -> Path:
 
 def build(corpus: Path, cache: Path, **changes) -> BuildReport:
     retry_failed = changes.pop("retry_failed", False)
+    ccd_extra = changes.pop("ccd_extra", ())
     resources = Resources(**{"workers": 0, **changes})
     sources = Sources(
         corpus=corpus / "structures",
         alignments=corpus / "alignments",
         template_structures=(corpus / "structures",),
+        ccd_extra=ccd_extra,
     )
     config = BuildConfig(sources=sources, cache=cache, resources=resources, retry_failed=retry_failed)
     return Build(config, BuildProgress(quiet=True)).run()
@@ -202,6 +205,49 @@ def test_broken_file_is_a_named_failure_and_not_tried_again(corpus, tmp_path):
     retried = build(corpus, tmp_path / "cache", retry_failed=True)
     assert retried.computed["structure"] == 1
     assert retried.manifest == report.manifest
+
+
+EXTRA_COMPONENT = """data_~Q9
+_chem_comp.id ~Q9
+_chem_comp.name made-up
+_chem_comp.type NON-POLYMER
+loop_
+_chem_comp_atom.comp_id
+_chem_comp_atom.atom_id
+_chem_comp_atom.type_symbol
+_chem_comp_atom.charge
+~Q9 C0 C 0
+~Q9 C1 C 0
+~Q9 C2 C 0
+loop_
+_chem_comp_bond.comp_id
+_chem_comp_bond.atom_id_1
+_chem_comp_bond.atom_id_2
+_chem_comp_bond.value_order
+~Q9 C0 C1 SING
+~Q9 C1 C2 SING
+"""
+
+
+def test_unknown_component_is_tried_again_when_the_dictionary_knows_it(tmp_path):
+    file = CifFile().polymer("GLY GLY GLY GLY")
+    for position in range(1, 5):
+        file.add("GLY", "A", position, at=(3.8 * position, 0, 0))
+    for index in range(3):
+        file.atom(f"C{index}", "~Q9", "B", ".", (9 + 1.5 * index, 8, 0), entity="2")
+    (tmp_path / "structures").mkdir()
+    (tmp_path / "alignments").mkdir()
+    file.write(tmp_path / "structures")
+    cache = tmp_path / "cache"
+    first = build(tmp_path, cache)
+    assert [failure["reason"] for failure in first.failures] == ["unknown-component"]
+    assert build(tmp_path, cache).computed == {}
+    extra = tmp_path / "extra.cif"
+    extra.write_text(EXTRA_COMPONENT)
+    cured = build(tmp_path, cache, ccd_extra=(extra,))
+    assert cured.failures == []
+    (row,) = entry_rows(LocalStore.at(cache).manifest())
+    assert "~Q9" in row.components
 
 
 def test_wrong_alignment_leaves_the_entry_without_an_msa(built, corpus, tmp_path):
