@@ -140,8 +140,15 @@ def check_corpus(store: LocalStore, manifest: Manifest, sources: Sources) -> lis
     known = Known(store, dictionary_identity(sources))
     known.add_manifest(manifest, with_failures=True)
     planner = Planner(sources, options_of(manifest), known)
-    pending = [*planner.start(), *planner.pairings()]
     built = {row.entry: row for row in entry_rows(manifest)}
+    pending = planner.start()
+    for task in list(pending):
+        # A changed structure says nothing of its alignments: look at those of the structure as it was.
+        if isinstance(task, StructureTask) and task.entry in built:
+            before = known.find(built[task.entry].recipes["structure"])
+            if before is not None:
+                pending += planner.settle(task, before)
+    pending += planner.pairings()
     action = "run the same `megafold cache build` again; only what changed is computed"
     findings = [_pending_finding(task, planner, built, action) for task in pending]
     for entry in sorted(set(built) - set(planner.entries)):
