@@ -19,6 +19,7 @@ compiles = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INT
 KERNELS = {
     "forward": kernel.forward_kernel,
     "query": kernel.query_gradient_kernel,
+    "query_bias": kernel.query_gradient_kernel,
     "key": kernel.key_gradient_kernel,
     "bias": kernel.bias_gradient_kernel,
 }
@@ -40,12 +41,13 @@ def test_numbers_in_the_interpreter():
 
 def compiled(target: str, name: str, tile: Tile, dtype: str, channels: int, even: bool):
     wide = f"*{dtype}"
-    pointers = dict.fromkeys(("q", "k", "v", "bias", "out", "dout", "dq", "dk", "dv"), wide)
-    pointers |= {"mask": "*u8", "lse": "*fp32", "delta": "*fp32", "dbias": "*fp32"}
+    pointers = dict.fromkeys(("q", "k", "v", "bias", "bias_t", "out", "dout", "dq", "dk", "dv"), wide)
+    pointers |= {"mask": "*fp32", "lse": "*fp32", "delta": "*fp32", "dbias": "*fp32"}
     constants = {
-        "BQ": tile.bq, "BK": tile.bk, "D": channels, "DP": max(16, triton.next_power_of_2(channels)),
+        "BQ": tile.bq, "BK": tile.bk, "ROWS": tile.rows, "BIAS_GRADIENT": name == "query_bias",
+        "D": channels, "DP": max(16, triton.next_power_of_2(channels)),
         "HAS_BIAS": True, "HAS_MASK": True, "EVEN": even, "PRECISION": "ieee",
-        "scale": None, "scale_log2": None,
+        "scale": None, "unit_scale": None,
     }  # fmt: skip
     function = KERNELS[name]
     constants = {k: v for k, v in constants.items() if k in function.arg_names}

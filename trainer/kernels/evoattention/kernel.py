@@ -1,13 +1,18 @@
 """EvoFlash-3D: Triton kernels of attention with a bias that rows share, forward and backward.
 
 Shapes as in :mod:`megafold.trainer.ops.attention`: B batch, R rows that share one bias, H heads, NI queries,
-NJ keys (JP with padding), D channels (DP with padding). Programs are numbered so that those of one head
-follow each other: its bias (NI·NJ numbers) stays in the L2 cache while all rows go by.
+NJ keys (JP with padding), D channels (DP with padding).
 
-The softmax runs in base 2: logits are kept multiplied by log2(e), the bias comes so prepared. ``lse`` is the
-base-2 logarithm of the denominator, 0 for a query without keys, whose output and gradients are zero.
+A program takes ROWS rows at a time: the tile of the bias is read once for them, and their share of its
+gradient is summed in registers. Programs are numbered so that those of one head follow each other: its bias
+stays in the L2 cache while all rows go by.
 
-Offsets are 64-bit: the pair tensor of 3 000 tokens has more elements than 32 bits count.
+``bias`` and ``mask`` come prepared: rows of JP keys, the bias times log2(e), so that the softmax runs in base
+2 (float32 stays in base e), the mask as 0 or -inf, and -inf where the padding is. ``lse`` is the logarithm of
+the softmax's denominator, 0 for a query without keys, whose output and gradients are zero.
+
+A tile's base is a 64-bit pointer, for the pair tensor of 3 000 tokens has more elements than 32 bits count;
+offsets within a tile are 32-bit.
 """
 
 import triton
@@ -17,13 +22,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _tile(pointer, rows, stride, channels, channel_stride):
-    return pointer + rows.to(tl.int64)[:, None] * stride + channels[None, :] * channel_stride
-
-
-@triton.jit
-def _load(pointers, present, channels, D: tl.constexpr, DP: tl.constexpr, EVEN: tl.constexpr):
-    """A tile [row, channel]; rows that are not ``present`` and channels beyond D are 0."""
+def _load(
+    base, start, rows, stride, limit, channels, channel_stride,
+    D: tl.constexpr, DP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """A tile [row, channel] from row ``start``; rows from ``limit`` on and channels beyond D are 0."""
+    offsets = rows[:, None] * stride + channels[None, :] * channel_stride
+    pointers = (base + tl.cast(start, tl.int64) * stride) + offsets
     # A mask that is always true still costs the wide loads: leave it out where nothing is masked.
     if EVEN:
         if D == DP:
@@ -31,31 +36,17 @@ def _load(pointers, present, channels, D: tl.constexpr, DP: tl.constexpr, EVEN: 
         else:
             tile = tl.load(pointers, mask=channels[None, :] < D, other=0.0)
     else:
+        present = rows[:, None] < limit - start
         if D == DP:
-            tile = tl.load(pointers, mask=present[:, None], other=0.0)
+            tile = tl.load(pointers, mask=present, other=0.0)
         else:
-            tile = tl.load(pointers, mask=present[:, None] & (channels[None, :] < D), other=0.0)
+            tile = tl.load(pointers, mask=present & (channels[None, :] < D), other=0.0)
     return tile
 
 
 @triton.jit
-def _logits(left, right, bias, scale, WIDE: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr):
-    """left·right plus bias. In float32 the scale comes last: folded into a factor it costs a rounding."""
-    if WIDE:
-        s = tl.dot(left, right, input_precision=PRECISION) * scale
-        if HAS_BIAS:
-            s += bias
-    else:
-        if HAS_BIAS:
-            s = tl.dot(left, right, bias.to(tl.float32), input_precision=PRECISION)
-        else:
-            s = tl.dot(left, right, input_precision=PRECISION)
-    return s
-
-
-@triton.jit
 def _power(difference, WIDE: tl.constexpr):
-    """e or 2 to the ``difference`` of two logits, whichever their unit is."""
+    """e or 2 to the ``difference`` of two logits, whichever their base is."""
     if WIDE:
         difference *= LOG2E
     return tl.exp2(difference)
@@ -63,255 +54,302 @@ def _power(difference, WIDE: tl.constexpr):
 
 @triton.jit
 def prepare_bias_kernel(
-    bias, out, H, NI, NJ, JP, stride_b, stride_h, stride_i,
-    stride_j, SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
+    bias, out, out_t, H, NI, NJ, IP, JP, stride_b, stride_h, stride_i, stride_j,
+    SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Bias of any strides → [B, H, NI, JP] contiguous, times ``SCALE``; -inf beyond NJ masks the padding."""
-    row = tl.program_id(0).to(tl.int64)
-    b, rest = row // (H * NI), row % (H * NI)
-    h, i = rest // NI, rest % NI
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    source = bias + b * stride_b + h * stride_h + i * stride_i + j.to(tl.int64) * stride_j
-    value = tl.load(source, mask=j < NJ, other=0.0).to(tl.float32) * SCALE
+    """Bias of any strides, times SCALE → [B, H, NI, JP] and, transposed, [B, H, JP, IP]; -inf beyond NJ."""
+    blocks_i, blocks_j = tl.cdiv(IP, BLOCK), tl.cdiv(JP, BLOCK)
+    pid = tl.program_id(0)
+    first_j, rest = (pid % blocks_j) * BLOCK, pid // blocks_j
+    first_i, rest = (rest % blocks_i) * BLOCK, rest // blocks_i
+    h, b = (rest % H).to(tl.int64), (rest // H).to(tl.int64)
+    i = first_i + tl.arange(0, BLOCK)[:, None]
+    j = first_j + tl.arange(0, BLOCK)[None, :]
+    source = bias + b * stride_b + h * stride_h + i.to(tl.int64) * stride_i + j.to(tl.int64) * stride_j
+    value = tl.load(source, mask=(i < NI) & (j < NJ), other=0.0).to(tl.float32) * SCALE
     if LIMIT > 0:
         value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
-    value = tl.where(j < NJ, value, float("-inf"))
-    tl.store(out + row * JP + j, value.to(out.dtype.element_ty), mask=j < JP)
+    value = tl.where(j < NJ, value, float("-inf")).to(out.dtype.element_ty)
+    head = b * H + h
+    tl.store(out + head * NI * JP + (i * JP + j), value, mask=(i < NI) & (j < JP))
+    # The queries of the padding have weight 0, whatever finite number stands here.
+    i = first_i + tl.arange(0, BLOCK)[None, :]
+    j = first_j + tl.arange(0, BLOCK)[:, None]
+    tl.store(out_t + head * JP * IP + (j * IP + i), tl.trans(value), mask=(i < IP) & (j < JP))
+
+
+@triton.jit
+def prepare_mask_kernel(mask, out, R, NJ, JP, stride_b, stride_r, stride_j, BLOCK: tl.constexpr):
+    """Boolean mask of any strides → [B, R, JP] float32: 0 where the key is present, else -inf."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = mask + (row // R) * stride_b + (row % R) * stride_r + j.to(tl.int64) * stride_j
+    present = tl.load(source, mask=j < NJ, other=0)
+    tl.store(out + row * JP + j, tl.where(present != 0, 0.0, float("-inf")), mask=j < JP)
 
 
 @triton.jit
 def forward_kernel(
     q, k, v, bias, mask, out, lse, R, H, NI, NJ, JP,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
-    m_b, m_r, m_j, o_b, o_r, o_h, o_i, o_d, scale_log2,
-    BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    m_b, m_r, o_b, o_r, o_h, o_i, o_d, unit_scale,
+    BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: BQ queries of one row and head, all keys."""
-    blocks = tl.cdiv(NI, BQ)
-    pid = tl.program_id(0)
-    block, rest = pid % blocks, pid // blocks
-    r, rest = (rest % R).to(tl.int64), rest // R
-    h, b = (rest % H).to(tl.int64), (rest // H).to(tl.int64)
-    i = block * BQ + tl.arange(0, BQ)
-    d = tl.arange(0, DP)
-    present_d = d[None, :] < D
-    queries = tl.load(
-        _tile(q + b * q_b + r * q_r + h * q_h, i, q_i, d, q_d), mask=(i[:, None] < NI) & present_d, other=0.0
-    )
+    """One program: BQ queries of ROWS rows and one head, all keys."""
     WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
-    if not WIDE:
-        queries = (queries * scale_log2).to(q.dtype.element_ty)
-    keys = k + b * k_b + r * k_r + h * k_h
-    values = v + b * v_b + r * v_r + h * v_h
-    row_mask = mask + b * m_b + r * m_r
-    bias_rows = bias + ((b * H + h) * NI + tl.minimum(i, NI - 1).to(tl.int64))[:, None] * JP
-    # A finite start: a maximum of -inf would make NaN of keys that are all absent.
-    top = tl.full([BQ], -1e30, tl.float32)
-    total = tl.zeros([BQ], tl.float32)
-    acc = tl.zeros([BQ, DP], tl.float32)
+    blocks, groups = tl.cdiv(NI, BQ), tl.cdiv(R, ROWS)
+    pid = tl.program_id(0)
+    first_i, rest = (pid % blocks) * BQ, pid // blocks
+    first_r, rest = (rest % groups) * ROWS, rest // groups
+    h, b = (rest % H).to(tl.int64), (rest // H).to(tl.int64)
+    i, j, d = tl.arange(0, BQ), tl.arange(0, BK), tl.arange(0, DP)
+    queries = ()
+    tops = ()
+    totals = ()
+    accs = ()
+    for n in tl.static_range(ROWS):
+        r = tl.minimum(first_r + n, R - 1).to(tl.int64)
+        queries += (_load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP, False),)
+        # A finite start: a maximum of -inf would make NaN of keys that are all absent.
+        tops += (tl.full([BQ], -1e30, tl.float32),)
+        totals += (tl.zeros([BQ], tl.float32),)
+        accs += (tl.zeros([BQ, DP], tl.float32),)
+    bias_rows = bias + ((b * H + h) * NI + tl.minimum(first_i + i, NI - 1))[:, None] * JP + j[None, :]
     for start in range(0, NJ, BK):
-        j = start + tl.arange(0, BK)
-        kt = _load(_tile(keys, j, k_j, d, k_d), j < NJ, d, D, DP, EVEN)
-        vt = _load(_tile(values, j, v_j, d, v_d), j < NJ, d, D, DP, EVEN)
         if HAS_BIAS:
-            b_tile = tl.load(bias_rows + j[None, :])
-        else:
-            b_tile = 0.0
-        s = _logits(queries, tl.trans(kt), b_tile, scale_log2, WIDE, HAS_BIAS, PRECISION)
-        if not HAS_BIAS and not EVEN:
-            s = tl.where(j[None, :] < NJ, s, float("-inf"))
-        if HAS_MASK:
-            if EVEN:
-                present = tl.load(row_mask + j * m_j)
-            else:
-                present = tl.load(row_mask + j * m_j, mask=j < NJ, other=0)
-            s = tl.where(present[None, :] != 0, s, float("-inf"))
-        higher = tl.maximum(top, tl.max(s, 1))
-        p = _power(s - higher[:, None], WIDE)
-        fade = _power(top - higher, WIDE)
-        total = total * fade + tl.sum(p, 1)
-        acc = tl.dot(p.to(vt.dtype), vt, acc * fade[:, None], input_precision=PRECISION)
-        top = higher
-    some = total > 0
-    acc = acc / tl.where(some, total, 1.0)[:, None]
-    tl.store(
-        _tile(out + b * o_b + r * o_r + h * o_h, i, o_i, d, o_d),
-        acc.to(out.dtype.element_ty),
-        mask=(i[:, None] < NI) & present_d,
-    )
-    logarithm = tl.log2(tl.where(some, total, 1.0))
-    if WIDE:
-        logarithm /= LOG2E
-    logarithm = tl.where(some, top + logarithm, 0.0)
-    tl.store(lse + ((b * R + r) * H + h) * NI + i, logarithm, mask=i < NI)
+            b_tile = tl.load(bias_rows + start).to(tl.float32)
+        old_tops = tops
+        old_totals = totals
+        old_accs = accs
+        tops = ()
+        totals = ()
+        accs = ()
+        for n in tl.static_range(ROWS):
+            r = tl.minimum(first_r + n, R - 1).to(tl.int64)
+            kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP, EVEN)
+            vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP, EVEN)
+            s = tl.dot(queries[n], tl.trans(kt), input_precision=PRECISION) * unit_scale
+            if HAS_BIAS:
+                s += b_tile
+            if HAS_MASK:
+                s += tl.load(mask + b * m_b + r * m_r + start + j)[None, :]
+            if not EVEN and not HAS_BIAS and not HAS_MASK:
+                s = tl.where(j[None, :] < NJ - start, s, float("-inf"))
+            top = tl.maximum(old_tops[n], tl.max(s, 1))
+            p = _power(s - top[:, None], WIDE)
+            fade = _power(old_tops[n] - top, WIDE)
+            totals += (old_totals[n] * fade + tl.sum(p, 1),)
+            accs += (tl.dot(p.to(vt.dtype), vt, old_accs[n] * fade[:, None], input_precision=PRECISION),)
+            tops += (top,)
+    for n in tl.static_range(ROWS):
+        r = (first_r + n).to(tl.int64)
+        inside = first_i + i < tl.where(r < R, NI, 0)
+        some = totals[n] > 0
+        total = tl.where(some, totals[n], 1.0)
+        target = out + b * o_b + r * o_r + h * o_h + tl.cast(first_i, tl.int64) * o_i
+        tl.store(
+            target + (i[:, None] * o_i + d[None, :] * o_d),
+            (accs[n] / total[:, None]).to(out.dtype.element_ty),
+            mask=inside[:, None] & (d[None, :] < D),
+        )
+        logarithm = tl.log2(total)
+        if WIDE:
+            logarithm /= LOG2E
+        line = ((b * R + r) * H + h) * NI + first_i + i
+        tl.store(lse + line, tl.where(some, tops[n] + logarithm, 0.0), mask=inside)
 
 
 @triton.jit
 def query_gradient_kernel(
-    q, k, v, bias, mask, out, lse, dout, delta, dq, R, H, NI, NJ, JP,
+    q, k, v, bias, mask, out, lse, dout, delta, dq, dbias, R, H, NI, NJ, JP,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
-    m_b, m_r, m_j, o_b, o_r, o_h, o_i, o_d, g_b, g_r, g_h, g_i, g_d, scale_log2, scale,
-    BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    m_b, m_r, o_b, o_r, o_h, o_i, o_d, g_b, g_r, g_h, g_i, g_d, unit_scale, scale,
+    BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS_GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """dQ of BQ queries of one row and head; also Σ dO·O of each query, which the other kernels read.
+    """dQ of BQ queries of ROWS rows and one head; also Σ dO·O of each query, which the other kernels read.
 
-    dQ has the layout of the output's gradient's sibling: the strides ``o_*`` are those of ``out`` and ``dq``.
+    With BIAS_GRADIENT the rows' sum of dBias is added to ``dbias`` [B, H, NI, JP], float32: one atomic for
+    ROWS scores, 16 bytes at a time.
     """
-    blocks = tl.cdiv(NI, BQ)
-    pid = tl.program_id(0)
-    block, rest = pid % blocks, pid // blocks
-    r, rest = (rest % R).to(tl.int64), rest // R
-    h, b = (rest % H).to(tl.int64), (rest // H).to(tl.int64)
-    i = block * BQ + tl.arange(0, BQ)
-    d = tl.arange(0, DP)
-    present_d = d[None, :] < D
-    inside = (i[:, None] < NI) & present_d
-    queries = tl.load(_tile(q + b * q_b + r * q_r + h * q_h, i, q_i, d, q_d), mask=inside, other=0.0)
     WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
-    if not WIDE:
-        queries = (queries * scale_log2).to(q.dtype.element_ty)
-    here = _tile(b * o_b + r * o_r + h * o_h, i, o_i, d, o_d)
-    outputs = tl.load(out + here, mask=inside, other=0.0)
-    grads = tl.load(_tile(dout + b * g_b + r * g_r + h * g_h, i, g_i, d, g_d), mask=inside, other=0.0)
-    line = ((b * R + r) * H + h) * NI + i
-    log_total = tl.load(lse + line, mask=i < NI, other=0.0)
-    correction = tl.sum(outputs.to(tl.float32) * grads.to(tl.float32), 1)
-    tl.store(delta + line, correction, mask=i < NI)
-    keys = k + b * k_b + r * k_r + h * k_h
-    values = v + b * v_b + r * v_r + h * v_h
-    row_mask = mask + b * m_b + r * m_r
-    bias_rows = bias + ((b * H + h) * NI + tl.minimum(i, NI - 1).to(tl.int64))[:, None] * JP
-    acc = tl.zeros([BQ, DP], tl.float32)
+    blocks, groups = tl.cdiv(NI, BQ), tl.cdiv(R, ROWS)
+    pid = tl.program_id(0)
+    first_i, rest = (pid % blocks) * BQ, pid // blocks
+    first_r, rest = (rest % groups) * ROWS, rest // groups
+    h, b = (rest % H).to(tl.int64), (rest // H).to(tl.int64)
+    i, j, d = tl.arange(0, BQ), tl.arange(0, BK), tl.arange(0, DP)
+    queries = ()
+    grads = ()
+    logs = ()
+    corrections = ()
+    accs = ()
+    for n in tl.static_range(ROWS):
+        r = tl.minimum(first_r + n, R - 1).to(tl.int64)
+        queries += (_load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP, False),)
+        gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP, False)
+        ot = _load(out + b * o_b + r * o_r + h * o_h, first_i, i, o_i, NI, d, o_d, D, DP, False)
+        correction = tl.sum(ot.to(tl.float32) * gt.to(tl.float32), 1)
+        line = ((b * R + r) * H + h) * NI + first_i + i
+        tl.store(delta + line, correction, mask=first_i + i < NI)
+        # +inf makes the weights of a row beyond the end zero.
+        inside = first_i + i < tl.where(first_r + n < R, NI, 0)
+        logs += (tl.load(lse + line, mask=inside, other=float("inf")),)
+        grads += (gt,)
+        corrections += (correction,)
+        accs += (tl.zeros([BQ, DP], tl.float32),)
+    head_rows = (b * H + h) * NI + tl.minimum(first_i + i, NI - 1)
+    bias_rows = bias + head_rows[:, None] * JP + j[None, :]
+    dbias_rows = dbias + head_rows[:, None] * JP + j[None, :]
     for start in range(0, NJ, BK):
-        j = start + tl.arange(0, BK)
-        kt = _load(_tile(keys, j, k_j, d, k_d), j < NJ, d, D, DP, EVEN)
-        vt = _load(_tile(values, j, v_j, d, v_d), j < NJ, d, D, DP, EVEN)
         if HAS_BIAS:
-            b_tile = tl.load(bias_rows + j[None, :])
-        else:
-            b_tile = 0.0
-        s = _logits(queries, tl.trans(kt), b_tile, scale_log2, WIDE, HAS_BIAS, PRECISION)
-        if not HAS_BIAS and not EVEN:
-            s = tl.where(j[None, :] < NJ, s, float("-inf"))
-        if HAS_MASK:
-            if EVEN:
-                present = tl.load(row_mask + j * m_j)
-            else:
-                present = tl.load(row_mask + j * m_j, mask=j < NJ, other=0)
-            s = tl.where(present[None, :] != 0, s, float("-inf"))
-        p = _power(s - log_total[:, None], WIDE)
-        dp = tl.dot(grads, tl.trans(vt), input_precision=PRECISION)
-        ds = p * (dp - correction[:, None])
-        acc = tl.dot(ds.to(kt.dtype), kt, acc, input_precision=PRECISION)
-    tl.store(dq + here, (acc * scale).to(dq.dtype.element_ty), mask=inside)
+            b_tile = tl.load(bias_rows + start).to(tl.float32)
+        if BIAS_GRADIENT:
+            db_tile = tl.zeros([BQ, BK], tl.float32)
+        old_accs = accs
+        accs = ()
+        for n in tl.static_range(ROWS):
+            r = tl.minimum(first_r + n, R - 1).to(tl.int64)
+            kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP, EVEN)
+            vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP, EVEN)
+            s = tl.dot(queries[n], tl.trans(kt), input_precision=PRECISION) * unit_scale
+            if HAS_BIAS:
+                s += b_tile
+            if HAS_MASK:
+                s += tl.load(mask + b * m_b + r * m_r + start + j)[None, :]
+            if not EVEN and not HAS_BIAS and not HAS_MASK:
+                s = tl.where(j[None, :] < NJ - start, s, float("-inf"))
+            p = _power(s - logs[n][:, None], WIDE)
+            ds = p * (tl.dot(grads[n], tl.trans(vt), input_precision=PRECISION) - corrections[n][:, None])
+            accs += (tl.dot(ds.to(kt.dtype), kt, old_accs[n], input_precision=PRECISION),)
+            if BIAS_GRADIENT:
+                db_tile += ds
+        if BIAS_GRADIENT:
+            tl.atomic_add(dbias_rows + start, db_tile, mask=(first_i + i < NI)[:, None], sem="relaxed")
+    for n in tl.static_range(ROWS):
+        r = (first_r + n).to(tl.int64)
+        inside = first_i + i < tl.where(r < R, NI, 0)
+        target = dq + b * o_b + r * o_r + h * o_h + tl.cast(first_i, tl.int64) * o_i
+        tl.store(
+            target + (i[:, None] * o_i + d[None, :] * o_d),
+            (accs[n] * scale).to(dq.dtype.element_ty),
+            mask=inside[:, None] & (d[None, :] < D),
+        )
 
 
 @triton.jit
 def key_gradient_kernel(
-    q, k, v, bias, mask, lse, dout, delta, dk, dv, R, H, NI, NJ, JP,
+    q, k, v, bias_t, mask, lse, dout, delta, dk, dv, R, H, NI, NJ, IP, JP,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
-    m_b, m_r, m_j, w_b, w_r, w_h, w_j, w_d, g_b, g_r, g_h, g_i, g_d, scale_log2, scale,
-    BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    m_b, m_r, w_b, w_r, w_h, w_j, w_d, g_b, g_r, g_h, g_i, g_d, unit_scale, scale,
+    BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of BK keys of one row and head: all queries go by. Strides ``w_*`` are those of dk and dv."""
-    blocks = tl.cdiv(NJ, BK)
+    """dK and dV of BK keys of ROWS rows and one head: all queries go by. Strides ``w_*``: of dk and dv.
+
+    bias_t: [B, H, JP, IP], the prepared bias transposed, so that the tile is read as it is multiplied.
+    """
+    WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
+    blocks, groups = tl.cdiv(NJ, BK), tl.cdiv(R, ROWS)
     pid = tl.program_id(0)
-    block, rest = pid % blocks, pid // blocks
-    r, rest = (rest % R).to(tl.int64), rest // R
+    first_j, rest = (pid % blocks) * BK, pid // blocks
+    first_r, rest = (rest % groups) * ROWS, rest // groups
     h, b = (rest % H).to(tl.int64), (rest // H).to(tl.int64)
-    j = block * BK + tl.arange(0, BK)
-    d = tl.arange(0, DP)
-    present_d = d[None, :] < D
-    inside = (j[:, None] < NJ) & present_d
-    keys = tl.load(_tile(k + b * k_b + r * k_r + h * k_h, j, k_j, d, k_d), mask=inside, other=0.0)
-    WIDE: tl.constexpr = k.dtype.element_ty == tl.float32
-    if not WIDE:
-        keys = (keys * scale_log2).to(k.dtype.element_ty)
-    values = tl.load(_tile(v + b * v_b + r * v_r + h * v_h, j, v_j, d, v_d), mask=inside, other=0.0)
-    if HAS_MASK:
-        present = tl.load(mask + b * m_b + r * m_r + j * m_j, mask=j < NJ, other=0) != 0
-    else:
-        present = j < NJ
-    queries = q + b * q_b + r * q_r + h * q_h
-    grads = dout + b * g_b + r * g_r + h * g_h
-    line = ((b * R + r) * H + h) * NI
-    bias_head = bias + (b * H + h) * NI * JP
-    dk_acc = tl.zeros([BK, DP], tl.float32)
-    dv_acc = tl.zeros([BK, DP], tl.float32)
+    i, j, d = tl.arange(0, BQ), tl.arange(0, BK), tl.arange(0, DP)
+    keys = ()
+    values = ()
+    dks = ()
+    dvs = ()
+    for n in tl.static_range(ROWS):
+        r = tl.minimum(first_r + n, R - 1).to(tl.int64)
+        keys += (_load(k + b * k_b + r * k_r + h * k_h, first_j, j, k_j, NJ, d, k_d, D, DP, False),)
+        values += (_load(v + b * v_b + r * v_r + h * v_h, first_j, j, v_j, NJ, d, v_d, D, DP, False),)
+        dks += (tl.zeros([BK, DP], tl.float32),)
+        dvs += (tl.zeros([BK, DP], tl.float32),)
+    bias_rows = bias_t + ((b * H + h) * JP + first_j) * IP + (j[:, None] * IP + i[None, :])
     for start in range(0, NI, BQ):
-        i = start + tl.arange(0, BQ)
-        qt = _load(_tile(queries, i, q_i, d, q_d), i < NI, d, D, DP, EVEN)
-        gt = _load(_tile(grads, i, g_i, d, g_d), i < NI, d, D, DP, EVEN)
-        if EVEN:
-            log_total = tl.load(lse + line + i)
-            correction = tl.load(delta + line + i)
-        else:
-            # +inf makes the weights of queries beyond the end zero.
-            log_total = tl.load(lse + line + i, mask=i < NI, other=float("inf"))
-            correction = tl.load(delta + line + i, mask=i < NI, other=0.0)
         if HAS_BIAS:
-            row = tl.minimum(i, NI - 1).to(tl.int64) * JP
-            b_tile = tl.load(bias_head + row[None, :] + j[:, None])
-        else:
-            b_tile = 0.0
-        s = _logits(keys, tl.trans(qt), b_tile, scale_log2, WIDE, HAS_BIAS, PRECISION)
-        s = tl.where(present[:, None], s, float("-inf"))
-        p = _power(s - log_total[None, :], WIDE)
-        dv_acc = tl.dot(p.to(gt.dtype), gt, dv_acc, input_precision=PRECISION)
-        dp = tl.dot(values, tl.trans(gt), input_precision=PRECISION)
-        ds = p * (dp - correction[None, :])
-        dk_acc = tl.dot(ds.to(qt.dtype), qt, dk_acc, input_precision=PRECISION)
-    there = _tile(b * w_b + r * w_r + h * w_h, j, w_j, d, w_d)
-    tl.store(dk + there, (dk_acc * scale).to(dk.dtype.element_ty), mask=inside)
-    tl.store(dv + there, dv_acc.to(dv.dtype.element_ty), mask=inside)
+            b_tile = tl.load(bias_rows + start).to(tl.float32)
+        old_dks = dks
+        old_dvs = dvs
+        dks = ()
+        dvs = ()
+        for n in tl.static_range(ROWS):
+            r = tl.minimum(first_r + n, R - 1).to(tl.int64)
+            qt = _load(q + b * q_b + r * q_r + h * q_h, start, i, q_i, NI, d, q_d, D, DP, EVEN)
+            gt = _load(dout + b * g_b + r * g_r + h * g_h, start, i, g_i, NI, d, g_d, D, DP, EVEN)
+            line = ((b * R + r) * H + h) * NI + start
+            if EVEN:
+                log_total = tl.load(lse + line + i)
+                correction = tl.load(delta + line + i)
+            else:
+                # +inf makes the weights of queries beyond the end zero.
+                log_total = tl.load(lse + line + i, mask=i < NI - start, other=float("inf"))
+                correction = tl.load(delta + line + i, mask=i < NI - start, other=0.0)
+            s = tl.dot(keys[n], tl.trans(qt), input_precision=PRECISION) * unit_scale
+            if HAS_BIAS:
+                s += b_tile
+            p = _power(s - log_total[None, :], WIDE)
+            dvs += (tl.dot(p.to(gt.dtype), gt, old_dvs[n], input_precision=PRECISION),)
+            ds = p * (tl.dot(values[n], tl.trans(gt), input_precision=PRECISION) - correction[None, :])
+            dks += (tl.dot(ds.to(qt.dtype), qt, old_dks[n], input_precision=PRECISION),)
+    for n in tl.static_range(ROWS):
+        r = (first_r + n).to(tl.int64)
+        inside = first_j + j < tl.where(r < R, NJ, 0)
+        dk_tile = dks[n] * scale
+        dv_tile = dvs[n]
+        if HAS_MASK:
+            # An absent key touches its own sums alone, so it is enough to drop them here.
+            held = tl.load(mask + b * m_b + tl.minimum(r, R - 1) * m_r + first_j + j)[:, None] == 0
+            dk_tile = tl.where(held, dk_tile, 0.0)
+            dv_tile = tl.where(held, dv_tile, 0.0)
+        target = b * w_b + r * w_r + h * w_h + tl.cast(first_j, tl.int64) * w_j
+        there = j[:, None] * w_j + d[None, :] * w_d
+        kept = inside[:, None] & (d[None, :] < D)
+        tl.store(dk + target + there, dk_tile.to(dk.dtype.element_ty), mask=kept)
+        tl.store(dv + target + there, dv_tile.to(dv.dtype.element_ty), mask=kept)
 
 
 @triton.jit
 def bias_gradient_kernel(
     q, k, v, bias, mask, lse, dout, delta, dbias, B, R, H, NI, NJ, JP, part_rows,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
-    m_b, m_r, m_j, g_b, g_r, g_h, g_i, g_d, scale_log2,
+    m_b, m_r, g_b, g_r, g_h, g_i, g_d, unit_scale,
     BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HAS_MASK: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dBias of one tile: its program owns it and sums over rows in registers. No atomics: bitwise repeatable.
 
-    dbias: [part, B, H, NI, NJ] float32. Rows are dealt to parts of ``part_rows`` where the tiles of the bias
+    dbias: [part, B, H, NI, JP] float32. Rows are dealt to parts of ``part_rows`` where the tiles of the bias
     alone would not fill the GPU; the caller sums the parts.
     """
-    blocks_i, blocks_j = tl.cdiv(NI, BQ), tl.cdiv(NJ, BK)
-    pid = tl.program_id(0)
-    block_i, rest = pid % blocks_i, pid // blocks_i
-    block_j, rest = rest % blocks_j, rest // blocks_j
-    part, rest = rest % tl.cdiv(R, part_rows), rest // tl.cdiv(R, part_rows)
-    h, b = (rest % H).to(tl.int64), (rest // H).to(tl.int64)
-    i = block_i * BQ + tl.arange(0, BQ)
-    j = block_j * BK + tl.arange(0, BK)
-    d = tl.arange(0, DP)
-    row_i = tl.minimum(i, NI - 1).to(tl.int64)
-    b_tile = tl.load(bias + ((b * H + h) * NI + row_i)[:, None] * JP + j[None, :])
     WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
+    blocks_i, blocks_j, parts = tl.cdiv(NI, BQ), tl.cdiv(NJ, BK), tl.cdiv(R, part_rows)
+    pid = tl.program_id(0)
+    first_i, rest = (pid % blocks_i) * BQ, pid // blocks_i
+    first_j, rest = (rest % blocks_j) * BK, rest // blocks_j
+    part, rest = rest % parts, rest // parts
+    h, b = (rest % H).to(tl.int64), (rest // H).to(tl.int64)
+    i, j, d = tl.arange(0, BQ), tl.arange(0, BK), tl.arange(0, DP)
+    head_rows = (b * H + h) * NI + tl.minimum(first_i + i, NI - 1)
+    b_tile = tl.load(bias + head_rows[:, None] * JP + first_j + j[None, :]).to(tl.float32)
     acc = tl.zeros([BQ, BK], tl.float32)
-    first_row = part.to(tl.int64) * part_rows
-    for step in range(0, tl.minimum(part_rows, R - part * part_rows)):
-        r = first_row + step
-        qt = _load(_tile(q + b * q_b + r * q_r + h * q_h, i, q_i, d, q_d), i < NI, d, D, DP, EVEN)
-        gt = _load(_tile(dout + b * g_b + r * g_r + h * g_h, i, g_i, d, g_d), i < NI, d, D, DP, EVEN)
-        kt = _load(_tile(k + b * k_b + r * k_r + h * k_h, j, k_j, d, k_d), j < NJ, d, D, DP, EVEN)
-        vt = _load(_tile(v + b * v_b + r * v_r + h * v_h, j, v_j, d, v_d), j < NJ, d, D, DP, EVEN)
-        line = ((b * R + r) * H + h) * NI + row_i
+    first_row = part * part_rows
+    for row in range(first_row, tl.minimum(first_row + part_rows, R)):
+        r = tl.cast(row, tl.int64)
+        qt = _load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP, EVEN)
+        kt = _load(k + b * k_b + r * k_r + h * k_h, first_j, j, k_j, NJ, d, k_d, D, DP, EVEN)
+        gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP, EVEN)
+        vt = _load(v + b * v_b + r * v_r + h * v_h, first_j, j, v_j, NJ, d, v_d, D, DP, EVEN)
+        line = ((b * R + r) * H + h) * NI + tl.minimum(first_i + i, NI - 1)
         log_total = tl.load(lse + line)
         correction = tl.load(delta + line)
-        if not WIDE:
-            qt = (qt * scale_log2).to(q.dtype.element_ty)
-        s = _logits(qt, tl.trans(kt), b_tile, scale_log2, WIDE, True, PRECISION)
+        s = tl.dot(qt, tl.trans(kt), input_precision=PRECISION) * unit_scale + b_tile
         if HAS_MASK:
-            present = tl.load(mask + b * m_b + r * m_r + j * m_j, mask=j < NJ, other=0)
-            s = tl.where(present[None, :] != 0, s, float("-inf"))
+            s += tl.load(mask + b * m_b + r * m_r + first_j + j)[None, :]
         p = _power(s - log_total[:, None], WIDE)
         acc += p * (tl.dot(gt, tl.trans(vt), input_precision=PRECISION) - correction[:, None])
-    place = (((part * B + b) * H + h) * NI + i.to(tl.int64))[:, None] * NJ + j[None, :]
-    tl.store(dbias + place, acc, mask=(i[:, None] < NI) & (j[None, :] < NJ))
+    place = (((part * B + b) * H + h) * NI + first_i + i)[:, None] * JP + first_j + j[None, :]
+    tl.store(dbias + place, acc, mask=(first_i + i < NI)[:, None])
