@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
-# Waiting threads sleep instead of spinning: tests and loaders run several processes on the same cores.
-export OMP_WAIT_POLICY ?= PASSIVE
+# Waiting threads soon sleep instead of spinning: tests and loaders run several processes on the same cores.
+export GOMP_SPINCOUNT ?= 2000
 .PHONY: help env demo test test-quick check format docs clean
 
 help:  ## Say what each target does

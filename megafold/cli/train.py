@@ -41,9 +41,9 @@ def command(
     Ctrl-C ends the run after the step in hand, with a checkpoint; --resume goes on exactly there. Under
     torchrun each rank takes its share of every epoch.
     """
-    # OpenMP's threads spin while they wait, which makes a step many times slower as soon as anything else
-    # runs on the same cores (loader processes do). It is read when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # OpenMP's threads spin for long while they wait, which makes a step many times slower as soon as
+    # anything else runs on the same cores (loader processes do). It is read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
         from megafold.trainer.train import Resume, run_training
     except ImportError as error:
