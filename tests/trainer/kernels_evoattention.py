@@ -226,7 +226,15 @@ def test_second_derivative_raises():
     case = make_case((1, 1, 1, 16, 16, 16), mask="none")
     out = operator.evoattention(**case.inputs)
     (gradient,) = torch.autograd.grad(out.square().sum(), [case.inputs["q"]], create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivative"):
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
+def test_second_derivative_of_the_custom_operator_raises():
+    case = make_case((1, 1, 1, 16, 16, 16), mask="none")
+    out, *_ = torch.ops.megafold.evoattention(*case.inputs.values())
+    (gradient,) = torch.autograd.grad(out.square().sum(), [case.inputs["q"]], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated twice"):
         gradient.sum().backward()
 
 

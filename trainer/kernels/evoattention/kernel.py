@@ -9,7 +9,8 @@ stays in the L2 cache while all rows go by.
 
 ``bias`` and ``mask`` come prepared: rows of JP keys, the bias times log2(e), so that the softmax runs in base
 2 (float32 stays in base e), the mask as 0 or -inf, and -inf where the padding is. ``lse`` is the logarithm of
-the softmax's denominator, 0 for a query without keys, whose output and gradients are zero.
+the softmax's denominator, 0 for a query without keys, whose output and gradients are zero; its rows, like
+those of ``delta``, are IP queries long.
 
 A tile's base is a 64-bit pointer, for the pair tensor of 3 000 tokens has more elements than 32 bits count;
 offsets within a tile are 32-bit.
@@ -54,10 +55,10 @@ def _power(difference, WIDE: tl.constexpr):
 
 @triton.jit
 def prepare_bias_kernel(
-    bias, out, out_t, H, NI, NJ, IP, JP, stride_b, stride_h, stride_i, stride_j,
-    SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
+    bias, out, H, NI, NJ, IP, JP, stride_b, stride_h, stride_i, stride_j,
+    SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSE: tl.constexpr,
 ):  # fmt: skip
-    """Bias of any strides, times SCALE → [B, H, NI, JP] and, transposed, [B, H, JP, IP]; -inf beyond NJ."""
+    """Bias of any strides, times SCALE → [B, H, NI, JP] or, transposed, [B, H, JP, IP]; -inf beyond NJ."""
     blocks_i, blocks_j = tl.cdiv(IP, BLOCK), tl.cdiv(JP, BLOCK)
     pid = tl.program_id(0)
     first_j, rest = (pid % blocks_j) * BLOCK, pid // blocks_j
@@ -71,30 +72,33 @@ def prepare_bias_kernel(
         value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
     value = tl.where(j < NJ, value, float("-inf")).to(out.dtype.element_ty)
     head = b * H + h
-    tl.store(out + head * NI * JP + (i * JP + j), value, mask=(i < NI) & (j < JP))
-    # The queries of the padding have weight 0, whatever finite number stands here.
-    i = first_i + tl.arange(0, BLOCK)[None, :]
-    j = first_j + tl.arange(0, BLOCK)[:, None]
-    tl.store(out_t + head * JP * IP + (j * IP + i), tl.trans(value), mask=(i < IP) & (j < JP))
+    if TRANSPOSE:
+        # The queries of the padding have weight 0, whatever finite number stands here.
+        i = first_i + tl.arange(0, BLOCK)[None, :]
+        j = first_j + tl.arange(0, BLOCK)[:, None]
+        tl.store(out + head * JP * IP + (j * IP + i), tl.trans(value), mask=(i < IP) & (j < JP))
+    else:
+        tl.store(out + head * NI * JP + (i * JP + j), value, mask=(i < NI) & (j < JP))
 
 
 @triton.jit
 def prepare_mask_kernel(mask, out, R, NJ, JP, stride_b, stride_r, stride_j, BLOCK: tl.constexpr):
     """Boolean mask of any strides → [B, R, JP] float32: 0 where the key is present, else -inf."""
     row = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    source = mask + (row // R) * stride_b + (row % R) * stride_r + j.to(tl.int64) * stride_j
-    present = tl.load(source, mask=j < NJ, other=0)
-    tl.store(out + row * JP + j, tl.where(present != 0, 0.0, float("-inf")), mask=j < JP)
+    for start in range(0, JP, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        source = mask + (row // R) * stride_b + (row % R) * stride_r + j.to(tl.int64) * stride_j
+        present = tl.load(source, mask=j < NJ, other=0)
+        tl.store(out + row * JP + j, tl.where(present != 0, 0.0, float("-inf")), mask=j < JP)
 
 
 @triton.jit
 def forward_kernel(
-    q, k, v, bias, mask, out, lse, R, H, NI, NJ, JP,
+    q, k, v, bias, mask, out, lse, R, H, NI, NJ, IP, JP,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
     m_b, m_r, o_b, o_r, o_h, o_i, o_d, unit_scale,
     BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """One program: BQ queries of ROWS rows and one head, all keys."""
     WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
@@ -156,17 +160,17 @@ def forward_kernel(
         logarithm = tl.log2(total)
         if WIDE:
             logarithm /= LOG2E
-        line = ((b * R + r) * H + h) * NI + first_i + i
+        line = ((b * R + r) * H + h) * IP + first_i + i
         tl.store(lse + line, tl.where(some, tops[n] + logarithm, 0.0), mask=inside)
 
 
 @triton.jit
 def query_gradient_kernel(
-    q, k, v, bias, mask, out, lse, dout, delta, dq, dbias, R, H, NI, NJ, JP,
+    q, k, v, bias, mask, out, lse, dout, delta, dq, dbias, R, H, NI, NJ, IP, JP,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
     m_b, m_r, o_b, o_r, o_h, o_i, o_d, g_b, g_r, g_h, g_i, g_d, unit_scale, scale,
     BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """dQ of BQ queries of ROWS rows and one head; also Σ dO·O of each query, which the other kernels read.
@@ -192,7 +196,7 @@ def query_gradient_kernel(
         gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP, False)
         ot = _load(out + b * o_b + r * o_r + h * o_h, first_i, i, o_i, NI, d, o_d, D, DP, False)
         correction = tl.sum(ot.to(tl.float32) * gt.to(tl.float32), 1)
-        line = ((b * R + r) * H + h) * NI + first_i + i
+        line = ((b * R + r) * H + h) * IP + first_i + i
         tl.store(delta + line, correction, mask=first_i + i < NI)
         # +inf makes the weights of a row beyond the end zero.
         inside = first_i + i < tl.where(first_r + n < R, NI, 0)
@@ -245,7 +249,7 @@ def key_gradient_kernel(
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
     m_b, m_r, w_b, w_r, w_h, w_j, w_d, g_b, g_r, g_h, g_i, g_d, unit_scale, scale,
     BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of BK keys of ROWS rows and one head: all queries go by. Strides ``w_*``: of dk and dv.
 
@@ -280,14 +284,13 @@ def key_gradient_kernel(
             r = tl.minimum(first_r + n, R - 1).to(tl.int64)
             qt = _load(q + b * q_b + r * q_r + h * q_h, start, i, q_i, NI, d, q_d, D, DP, EVEN)
             gt = _load(dout + b * g_b + r * g_r + h * g_h, start, i, g_i, NI, d, g_d, D, DP, EVEN)
-            line = ((b * R + r) * H + h) * NI + start
-            if EVEN:
-                log_total = tl.load(lse + line + i)
-                correction = tl.load(delta + line + i)
-            else:
-                # +inf makes the weights of queries beyond the end zero.
-                log_total = tl.load(lse + line + i, mask=i < NI - start, other=float("inf"))
-                correction = tl.load(delta + line + i, mask=i < NI - start, other=0.0)
+            line = ((b * R + r) * H + h) * IP + start
+            log_total = tl.load(lse + line + i)
+            correction = tl.load(delta + line + i)
+            if not EVEN:
+                # +inf makes the weights of queries beyond the end zero; what is read there was never written.
+                log_total = tl.where(i < NI - start, log_total, float("inf"))
+                correction = tl.where(i < NI - start, correction, 0.0)
             s = tl.dot(keys[n], tl.trans(qt), input_precision=PRECISION) * unit_scale
             if HAS_BIAS:
                 s += b_tile
@@ -314,11 +317,11 @@ def key_gradient_kernel(
 
 @triton.jit
 def bias_gradient_kernel(
-    q, k, v, bias, mask, lse, dout, delta, dbias, B, R, H, NI, NJ, JP, part_rows,
+    q, k, v, bias, mask, lse, dout, delta, dbias, B, R, H, NI, NJ, IP, JP, part_rows,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
     m_b, m_r, g_b, g_r, g_h, g_i, g_d, unit_scale,
-    BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HAS_MASK: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_MASK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """dBias of one tile: its program owns it and sums over rows in registers. No atomics: bitwise repeatable.
 
@@ -343,7 +346,7 @@ def bias_gradient_kernel(
         kt = _load(k + b * k_b + r * k_r + h * k_h, first_j, j, k_j, NJ, d, k_d, D, DP, EVEN)
         gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP, EVEN)
         vt = _load(v + b * v_b + r * v_r + h * v_h, first_j, j, v_j, NJ, d, v_d, D, DP, EVEN)
-        line = ((b * R + r) * H + h) * NI + tl.minimum(first_i + i, NI - 1)
+        line = ((b * R + r) * H + h) * IP + tl.minimum(first_i + i, NI - 1)
         log_total = tl.load(lse + line)
         correction = tl.load(delta + line)
         s = tl.dot(qt, tl.trans(kt), input_precision=PRECISION) * unit_scale + b_tile

@@ -27,8 +27,8 @@ class Tile:
     registers: int | None = None
 
     def options(self) -> dict[str, int]:
-        """What a launch takes of it; the kernel of the bias gradient alone has no ``ROWS``."""
-        options = {"BQ": self.bq, "BK": self.bk, "num_warps": self.warps, "num_stages": self.stages}
+        """What a launch takes of it beside the kernel's own parameters."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
         return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
@@ -57,8 +57,8 @@ _TABLE: Final = {
     ("cuda:90", 2, 32): Tiles(
         forward=Tile(64, 64, 2, 4, 3),
         query=Tile(64, 64, 1, 4, 3),
-        query_bias=Tile(64, 32, 2, 4, 3, 168),
-        key=Tile(64, 64, 1, 4, 3, 128),
+        query_bias=Tile(64, 32, 2, 4, 3, 152),
+        key=Tile(64, 64, 1, 4, 3, 152),
         bias=Tile(64, 64, 1, 4, 3),
     ),
     ("cuda:90", 2, 64): Tiles(
