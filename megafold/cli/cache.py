@@ -15,6 +15,7 @@ from rich.table import Table
 
 _FOLDER = click.Path(path_type=Path)
 _EXISTING = click.Path(path_type=Path, exists=True)
+_EXISTING_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _cache_argument = click.argument("cache", type=_FOLDER)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -25,13 +26,13 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--ccd-extra",
             "ccd_extra",
-            type=_EXISTING,
+            type=_EXISTING_FILE,
             multiple=True,
             help="Further component definitions (mmCIF); they win over the dictionary's. Repeatable.",
         ),
         click.option(
             "--ccd",
-            type=_EXISTING,
+            type=_EXISTING_FILE,
             help="Component dictionary (components.cif[.gz] or .bcif). Default: biotite's.",
         ),
         click.option(
@@ -57,10 +58,10 @@ def _sources(corpus: Path, values: dict[str, Any]) -> Any:
     return Sources(
         corpus=corpus,
         alignments=values["alignments"],
-        template_structures=tuple(values["template_structures"]) or (corpus,),
+        template_structures=tuple(values["template_structures"]),
         ccd=values["ccd"],
         ccd_extra=tuple(values["ccd_extra"]),
-    )
+    ).with_templates_from_corpus()
 
 
 @click.group(name="cache")

@@ -2,10 +2,11 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from megafold.pipeline.corpus import discover
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.structure import StructureOptions
 
@@ -54,6 +55,17 @@ class Sources:
     template_structures: tuple[Path, ...] = ()
     ccd: Path | None = None
     ccd_extra: tuple[Path, ...] = ()
+
+    def with_templates_from_corpus(self) -> "Sources":
+        """The same, with the corpus' own structures as templates where no folders are given.
+
+        Raises:
+            InputError: the corpus cannot be read.
+        """
+        if self.template_structures:
+            return self
+        folders = sorted({source.path.parent for source in discover(self.corpus)})
+        return replace(self, template_structures=(self.corpus,) if self.corpus.is_dir() else tuple(folders))
 
 
 @dataclass(frozen=True, kw_only=True)

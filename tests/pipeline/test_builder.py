@@ -310,6 +310,37 @@ print(json.dumps(report.to_json()))
     assert report["entries"] == ENTRIES - 1
 
 
+def test_table_of_files_gives_the_same_objects_as_folders(built, sample, tmp_path):
+    rows = list(entry_rows(LocalStore.at(built[0]).manifest()))
+    folders = {path.name: path for path in (sample / "alignments").iterdir()}
+    lines = ["entry\tstructure\tchain\tmsa"]
+    for row in rows:
+        chains = {chain.label_asym_id: folders.get(chain.sequence_digest[:16]) for chain in row.chains}
+        found = [(chain, folder) for chain, folder in chains.items() if folder]
+        structure = sample / "structures" / f"{row.entry}.cif.gz"
+        lines += [f"{row.entry}\t{structure}\t{chain}\t{folder}" for chain, folder in found]
+        if not found:
+            lines.append(f"{row.entry}\t{structure}\t\t")
+    table = tmp_path / "corpus.tsv"
+    table.write_text("\n".join(lines) + "\n")
+    command = [
+        sys.executable,
+        "-m",
+        "megafold",
+        "cache",
+        "build",
+        table,
+        tmp_path / "cache",
+        "--workers",
+        "0",
+    ]
+    subprocess.run([*command, "--quiet"], cwd=ROOT, check=True)
+    again = list(entry_rows(LocalStore.at(tmp_path / "cache").manifest()))
+    assert [(row.structure, row.pairing, row.chains) for row in again] == [
+        (row.structure, row.pairing, row.chains) for row in rows
+    ]
+
+
 def test_empty_folder_is_a_clear_error(tmp_path):
     (tmp_path / "structures").mkdir()
     (tmp_path / "alignments").mkdir()
