@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,11 @@ from megafold.pipeline.errors import InputError
 @click.option("--tokens", type=click.IntRange(1), default=384, show_default=True, help="Tokens of a crop.")
 @click.option("--msa-rows", type=click.IntRange(1), default=1024, show_default=True)
 @click.option("--templates", type=click.IntRange(0), default=4, show_default=True)
+@click.option(
+    "--no-augment",
+    is_flag=True,
+    help="Leave conformers and coordinates of a sample unturned: to learn one entry by heart sooner.",
+)
 @click.option("--epoch-size", type=click.IntRange(1), help="Samples an epoch; default: one an entry.")
 @click.option("--workers", type=click.IntRange(0), help="Processes that load data; 0: the trainer's own.")
 @click.option("--backend", type=click.Choice(["eager", "compile", "triton"]))
@@ -54,7 +61,9 @@ def command(
     config = _config(preset, values)
     data = _data(cache, values)
     chosen = Resume(allow_other_data=allow_other_data) if resume else None
-    summary = run_training(config, data, out, resume=chosen)
+    # With --json, standard output is the summary alone.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        summary = run_training(config, data, out, resume=chosen)
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=1))
         return
@@ -118,6 +127,7 @@ def _data(cache: Path, values: dict[str, Any]) -> Any:
         crop=CropConfig(tokens=values["tokens"], atoms=12 * values["tokens"] + 24),
         msa=MsaConfig(rows=values["msa_rows"]),
         template=TemplateConfig(count=values["templates"]),
+        augment=not values["no_augment"],
         sampling=SamplingConfig(
             weights="uniform" if entries else "af3", entries=entries, epoch_size=values["epoch_size"]
         ),
