@@ -56,10 +56,10 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -
 def attention_problem(length: int, heads: int = 4, channels: int = 32) -> Problem:
     """Triangle attention's core, laid out as the projections write it; 5 % of the keys masked."""
     base = [leaf(1, length, length, heads, channels) for _ in range(3)]
-    bias = leaf(1, length, length, heads, dtype=torch.float32)
+    bias = leaf(1, heads, length, length, dtype=torch.float32)
     arguments = dict(zip("qkv", (t.transpose(2, 3) for t in base), strict=True))
     arguments |= {
-        "bias": bias.permute(0, 3, 1, 2),
+        "bias": bias,
         "mask": torch.rand(1, length, length, device=DEVICE) > 0.05,
     }
     return Problem(arguments, [*base, bias])

@@ -68,6 +68,17 @@ def test_every_tile_compiles_and_fits(target, name):
 
 @compiles
 @pytest.mark.parametrize("target", TARGETS)
+def test_bias_and_mask_preparation_compile(target):
+    for transpose in (False, True):
+        constants = {"SCALE": 1.44, "LIMIT": 0.0, "BLOCK": 64, "TRANSPOSE": transpose}
+        pointers = {"bias": "*fp32", "out": "*bf16"}
+        made = compile_for(target, kernel.prepare_bias_kernel, pointers, constants)
+        assert made.metadata.shared <= SHARED_MEMORY[target]
+    compile_for(target, kernel.prepare_mask_kernel, {"mask": "*u8", "out": "*fp32"}, {"BLOCK": 1024})
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
 def test_odd_lengths_and_channels_compile(target):
     for name in ("forward", "key"):
         tile = getattr(tiles(target, torch.bfloat16, 32, 391), name)

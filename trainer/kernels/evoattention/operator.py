@@ -20,6 +20,8 @@ _UNIT: Final = {torch.bfloat16: LOG2E, torch.float16: LOG2E, torch.float32: 1.0}
 _PAD: Final = 128
 #: The tile in which the bias is prepared.
 _BLOCK: Final = 64
+#: Triton runs on the CPU.
+_INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
 #: Programs that fill the largest GPU a few times over; the bias gradient splits its rows to have as many.
 _ENOUGH_PROGRAMS: Final = 1024
 
@@ -216,7 +218,7 @@ def _finish(ctx: Any, keys: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor 
 
 
 class _Attention(torch.autograd.Function):
-    """The operator outside of ``torch.compile``: at N = 384 a custom operator's own cost is a third more."""
+    """The operator outside of ``torch.compile``, where a custom operator's dispatch costs 0.1 ms more."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -277,7 +279,7 @@ def unsupported(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, mask: Tensor | None = None
 ) -> str | None:
     """Why the kernels cannot take these arguments; None: they can."""
-    if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if q.device.type != "cuda" and not _INTERPRETED:
         return f"device {q.device.type}"
     if result_dtype(q) not in _UNIT or any(t.dtype not in _UNIT for t in (q, k, v)):
         return f"dtypes {q.dtype}, {k.dtype}, {v.dtype}"
