@@ -3,7 +3,8 @@
     python benchmarks/overfit.py STRUCTURE.cif.gz [--no-augment] [--steps N] [--json FILE]
 
 Builds a cache of that one entry, trains on the CPU through ``megafold train --preset tiny`` and samples
-structures. Prints the all-atom lDDT (pairs within a residue left out) and RMSD of each against the ground truth.
+structures. Prints the all-atom lDDT (pairs within a residue left out) and the RMSD of each against the ground
+truth.
 """
 
 import argparse
