@@ -13,7 +13,7 @@ from typing import Final
 
 ENTRIES: Final = 24
 SAMPLES: Final = 1_000
-STEPS: Final = 200
+STEPS: Final = 400
 
 
 def main(folder: Path) -> None:

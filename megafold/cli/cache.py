@@ -127,7 +127,7 @@ def build(corpus: Path, cache: Path, as_json: bool, quiet: bool, **values: Any) 
 
 
 def _print_report(report: Any, limit: Any) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     table = Table("stage", "computed", "reused", "failed", title="Build")
     failed = Counter(failure["stage"] for failure in report.failures)
     for stage in ("structure", "component", "msa", "pairing", "template"):
@@ -241,7 +241,7 @@ def _counter(noun: str, *, silent: bool) -> Callable[[int, int], None]:
 
 
 def _print_findings(findings: list[Any]) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
         if finding.level == "info":
             continue
@@ -291,7 +291,7 @@ def info(cache: Path, show_failures: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts | ({"failed": rows} if show_failures else {}), indent=1))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     for name, value in facts.items():
         console.print(f"{name.replace('_', ' '):<20} {value}", markup=False)
     for row in rows if show_failures else ():
