@@ -17,12 +17,13 @@ STEPS: Final = 400
 
 
 def main(folder: Path) -> None:
-    """Run the demo in ``folder``; going on where an earlier run stopped."""
+    """Run the demo in ``folder``, going on where an earlier run stopped."""
     corpus, cache, run = folder / "corpus", folder / "cache", folder / "run"
     structures, alignments = str(corpus / "structures"), str(corpus / "alignments")
     started = time.monotonic()
     _say("1. A small corpus of made-up molecules, chemically real")
-    _run("sample-corpus", str(corpus), "--entries", str(ENTRIES))
+    if not corpus.exists():
+        _run("sample-corpus", str(corpus), "--entries", str(ENTRIES))
     _say("2. Featurize it once, into a cache")
     _run("cache", "build", structures, str(cache), "--alignments", alignments)
     _say("3. Is the cache whole, does it fit its corpus, does it come out the same again?")
@@ -33,31 +34,10 @@ def main(folder: Path) -> None:
     crop = folder / "crop.png"
     _stream(cache, crop)
     _say("5. Train a tiny model on them")
-    small = (
-        "--preset",
-        "tiny",
-        "--steps",
-        str(STEPS),
-        "--tokens",
-        "48",
-        "--msa-rows",
-        "32",
-        "--templates",
-        "1",
-    )
     resume = ("--resume",) if (run / "checkpoints").exists() else ()
-    _run(
-        "train",
-        str(cache),
-        *small,
-        "--steps",
-        str(STEPS),
-        "--out",
-        str(run),
-        "--sample-structures",
-        "1",
-        *resume,
-    )
+    sizes = ("--tokens", "48", "--msa-rows", "32", "--templates", "1")
+    settings = ("--preset", "tiny", "--steps", str(STEPS), *sizes, "--sample-structures", "1")
+    _run("train", str(cache), *settings, "--out", str(run), *resume)
     _say(f"Done in {time.monotonic() - started:.0f} s. To look at:")
     for path, what in (
         (crop, "a crop as the model sees it: contact map, MSA, projection"),
