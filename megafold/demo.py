@@ -3,6 +3,7 @@
 Runs the commands that a user would type, in order, and prints each before it runs.
 """
 
+import csv
 import json
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from typing import Final
 ENTRIES: Final = 24
 SAMPLES: Final = 1_000
 STEPS: Final = 400
+AVERAGED: Final = 50
 
 
 def main(folder: Path) -> None:
@@ -38,6 +40,7 @@ def main(folder: Path) -> None:
     sizes = ("--tokens", "48", "--msa-rows", "32", "--templates", "1")
     settings = ("--preset", "tiny", "--steps", str(STEPS), *sizes, "--sample-structures", "1")
     _run("train", str(cache), *settings, "--out", str(run), *resume)
+    _print_loss(run / "metrics.csv")
     _say(f"Done in {time.monotonic() - started:.0f} s. To look at:")
     for path, what in (
         (crop, "a crop as the model sees it: contact map, MSA, projection"),
@@ -76,6 +79,16 @@ def _stream(cache: Path, picture: Path) -> None:
     draw_sample(largest.features, largest.meta, picture)
     rate = {"samples": SAMPLES, "per_s": round(SAMPLES / elapsed, 1), "mean_tokens": tokens // SAMPLES}
     print(f"{json.dumps(rate)} on one core; {picture} shows {largest.meta['entry']}", flush=True)
+
+
+def _print_loss(metrics: Path) -> None:
+    """The mean loss at both ends: single steps differ by what they drew, a DNA or a lone ligand."""
+    with open(metrics, newline="", encoding="utf-8") as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    first, last = (sum(part) / len(part) for part in (losses[:AVERAGED], losses[-AVERAGED:]))
+    print(
+        f"mean loss of the first {AVERAGED} steps {first:.2f}, of the last {AVERAGED} {last:.2f}", flush=True
+    )
 
 
 if __name__ == "__main__":
