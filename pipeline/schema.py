@@ -15,7 +15,7 @@ Missing coordinates are NaN with a mask, never zeros. Masks are boolean, True me
 Sources "AF3 SI" are sections of the supplement of Abramson et al. 2024 (AlphaFold 3).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -185,6 +185,10 @@ class ObjectSpec:
         if not isinstance(spec, Table):
             raise KeyError(f"{self.kind}.{name} is not a table")
         return spec
+
+
+#: Dtype and shape of each array, by name.
+Layout = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 class SchemaError(ValueError):
@@ -524,26 +528,40 @@ def validate(kind: str, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[
     Raises:
         SchemaError: an array or attribute is missing, unknown, or of another dtype, rank or length.
     """
+    validate_layout(kind, {name: (value.dtype, value.shape) for name, value in arrays.items()}, attributes)
+
+
+def validate_layout(kind: str, layout: Layout, attributes: Mapping[str, Any]) -> None:
+    """As :func:`validate`, from dtypes and shapes alone: a stored object need not be decoded."""
     spec = OBJECTS[kind]
-    expected = {array.name for array in spec.arrays}
-    if set(arrays) != expected:
-        raise SchemaError(
-            f"{kind}: missing arrays {sorted(expected - set(arrays))}, unknown {sorted(set(arrays) - expected)}"
-        )
     if set(attributes) != set(spec.attributes):
         missing, extra = set(spec.attributes) - set(attributes), set(attributes) - set(spec.attributes)
         raise SchemaError(f"{kind}: missing attributes {sorted(missing)}, unknown {sorted(extra)}")
+    check_layout(kind, spec.arrays, layout)
+
+
+def check_layout(where: str, specs: Sequence["Array | Feature"], layout: Layout) -> dict[str, int]:
+    """Check dtypes and shapes by name; the length of each named axis.
+
+    Raises:
+        SchemaError: an array is missing, unknown, or of another dtype, rank or length.
+    """
+    expected = {spec.name for spec in specs}
+    if set(layout) != expected:
+        missing, extra = sorted(expected - set(layout)), sorted(set(layout) - expected)
+        raise SchemaError(f"{where}: missing {missing}, unknown {extra}")
     lengths: dict[str, int] = {}
-    for array in spec.arrays:
-        value = arrays[array.name]
-        if value.dtype != np.dtype(array.dtype):
-            raise SchemaError(f"{kind}.{array.name}: dtype {value.dtype}, expected {array.dtype}")
-        if value.ndim != len(array.axes):
-            raise SchemaError(f"{kind}.{array.name}: shape {value.shape}, expected axes {array.axes}")
-        for axis, length in zip(array.axes, value.shape, strict=True):
+    for spec in specs:
+        dtype, shape = layout[spec.name]
+        if dtype != np.dtype(spec.dtype):
+            raise SchemaError(f"{where}.{spec.name}: dtype {dtype}, expected {spec.dtype}")
+        if len(shape) != len(spec.axes):
+            raise SchemaError(f"{where}.{spec.name}: shape {shape}, expected axes {spec.axes}")
+        for axis, length in zip(spec.axes, shape, strict=True):
             wanted = int(axis) if axis.isdigit() else lengths.setdefault(axis, length)
             if length != wanted:
-                raise SchemaError(f"{kind}.{array.name}: axis {axis} has length {length}, expected {wanted}")
+                raise SchemaError(f"{where}.{spec.name}: axis {axis} has length {length}, expected {wanted}")
+    return lengths
 
 
 def chunks(kind: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:

@@ -175,13 +175,14 @@ def verify(cache: Path, quick: bool, corpus: Path | None, as_json: bool, **value
 
     Exit status 1 when something is wrong or stale. Every finding says what to do about it.
     """
+    from megafold.cache_store import LocalStore
     from megafold.pipeline.builder import verify as checks
 
     workers = values["workers"] or len(os.sched_getaffinity(0))
     number = _recompute_number(values["recompute"], corpus)
-    findings, manifest = _check_manifest(cache)
-    store, progress = _open_store(cache), _counter("objects", silent=as_json)
-    findings += checks.check_store(store, manifest, quick=quick, workers=workers, progress=progress)
+    store, progress = LocalStore.at(cache), _counter("objects", silent=as_json)
+    manifest = _manifest_or_none(store)
+    findings = checks.check_store(store, manifest, quick=quick, workers=workers, progress=progress)
     if manifest is not None:
         if not quick:
             findings += checks.check_schema(store, manifest)
@@ -199,22 +200,14 @@ def verify(cache: Path, quick: bool, corpus: Path | None, as_json: bool, **value
     sys.exit(1 if serious else 0)
 
 
-def _open_store(cache: Path) -> Any:
-    from megafold.cache_store import LocalStore
-
-    return LocalStore.at(cache)
-
-
-def _check_manifest(cache: Path) -> tuple[list[Any], Any]:
-    """The current manifest, or None: `check_store` reports what is wrong with it."""
-    from megafold.cache_store import CacheError, NotACache
+def _manifest_or_none(store: Any) -> Any:
+    """The current manifest; None where there is none, or a damaged one, which `check_store` reports."""
+    from megafold.cache_store import CacheError
 
     try:
-        return [], _open(cache)[1]
-    except NotACache:
-        raise
+        return store.manifest()
     except CacheError:
-        return [], None
+        return None
 
 
 def _recompute_number(text: str | None, corpus: Path | None) -> int | None:

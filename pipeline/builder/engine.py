@@ -82,9 +82,9 @@ class Build:
             )
             self._execute(store, planner, tasks)
             manifest, failures = self._snapshot(store, planner)
-            digest = manifest.digest() if parent and manifest.digest() == parent else None
-            if digest is None:
-                digest = store.put_manifest(manifest)
+            digest = manifest.digest()
+            if digest != parent:
+                store.put_manifest(manifest)
                 store.move_ref(MAIN_REF, parent, digest)
             for build in list(store.journals()):
                 store.journal(build).remove()
@@ -146,9 +146,9 @@ class Build:
         rows = [self._row(planner, plan) for plan in planner.entries.values() if plan.row is not None]
         used = sorted({key for row in rows for key in row["components"]})
         references = [
-            ReferenceComponent.from_json(planner.references[key])
-            if planner.references[key]
-            else build_reference(planner.component(key), skip_embedding="worker-died")
+            build_reference(planner.component(key), skip_embedding=planner.failed_components[key])
+            if key in planner.failed_components
+            else ReferenceComponent.from_json(planner.references[key])
             for key in used
         ]
         library = store.put(library_content(references))
@@ -179,12 +179,12 @@ class Build:
     def _chain(planner: Planner, plan: EntryPlan, chain: dict[str, Any]) -> dict[str, Any]:
         msa = planner.outcomes.get(plan.recipes.get(f"msa:{chain['entity_id']}", ""))
         template = planner.outcomes.get(plan.recipes.get(f"template:{chain['entity_id']}", ""))
-        msa_result = (msa.result if msa else None) or {"object": "", "depth": 0}
+        msa_result = (msa.result if msa else None) or {"object": "", "rows": 0}
         template_result = (template.result if template else None) or {"object": "", "hits": 0}
         return {
             **chain,
             "msa": msa_result["object"],
-            "msa_depth": msa_result["depth"],
+            "msa_depth": msa_result["rows"],
             "msa_status": "none" if msa is None else "ok" if msa_result["object"] else "failed",
             "template": template_result["object"],
             "n_template": template_result["hits"],

@@ -36,6 +36,7 @@ class Known:
         self._library: ComponentLibrary | None = None
         self._definitions: dict[str, str] = {}
         self._capped: set[str] = set()
+        self._forgotten: set[str] = set()
         self._failures: Mapping[str, str] = {}
 
     def add_manifest(self, manifest: Manifest, *, with_failures: bool) -> None:
@@ -53,6 +54,7 @@ class Known:
             self._outcomes.setdefault(recipe, Outcome(result=None, problems=tuple(found)))
         for recipe in forget:
             del self._outcomes[recipe]
+        self._forgotten |= forget
 
     def _add_library(self, manifest: Manifest) -> None:
         digest = Digest.parse(str(manifest.attributes["components"]))
@@ -104,7 +106,7 @@ class Known:
             self._outcomes[row.recipes["pairing"]] = Outcome(result={"object": row.pairing})
         for chain in row.chains:
             for stage, result in (
-                ("msa", {"object": chain.msa, "depth": chain.msa_depth}),
+                ("msa", {"object": chain.msa, "rows": chain.msa_depth}),
                 ("template", {"object": chain.template, "hits": chain.n_template}),
             ):
                 recipe = row.recipes.get(f"{stage}:{chain.entity_id}")
@@ -128,11 +130,13 @@ class Known:
 
     def find_reference(self, key: str, definition: str) -> Mapping[str, Any] | None:
         """A reference component as JSON, if its definition is unchanged and so is the chemistry stage."""
-        outcome = self._outcomes.get(recipes.component_recipe(definition))
+        recipe = recipes.component_recipe(definition)
+        outcome = self._outcomes.get(recipe)
         if outcome is not None and outcome.result is not None:
             reference: Mapping[str, Any] = outcome.result["reference"]
             return reference
-        if self._library is None or self._definitions.get(key) != definition:
+        # What stands in the library for a failure that is to be tried again is no result.
+        if recipe in self._forgotten or self._library is None or self._definitions.get(key) != definition:
             return None
         return self._from_library(self._library[key]).to_json()
 

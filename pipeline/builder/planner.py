@@ -74,6 +74,8 @@ class Planner:
         self.outcomes: dict[str, Outcome] = {}
         #: Reference components as JSON, by key.
         self.references: dict[str, Mapping[str, Any]] = {}
+        #: Why there is none, by key: a task that took its worker down, or its time.
+        self.failed_components: dict[str, str] = {}
         #: Entries that need a recipe, for the ledger: an alignment may serve many.
         self.users: dict[str, set[str]] = {}
         self.reused: dict[str, int] = {}
@@ -83,6 +85,8 @@ class Planner:
 
     def _hash(self, paths: Iterable[Path]) -> None:
         missing = sorted({path for path in paths if path not in self._digests})
+        if not missing:
+            return
         with ThreadPoolExecutor(_HASHING_THREADS) as pool:  # hashlib releases the interpreter's lock
             self._digests.update(zip(missing, pool.map(_file_digest, missing), strict=True))
 
@@ -134,7 +138,10 @@ class Planner:
         if isinstance(task, StructureTask):
             return self._after_structure(task, outcome)
         if isinstance(task, ComponentTask):
-            self.references[task.key] = (outcome.result or {}).get("reference", {})
+            if outcome.result is None:
+                self.failed_components[task.key] = outcome.problems[0].reason
+            else:
+                self.references[task.key] = outcome.result["reference"]
         return []
 
     def pairings(self, entries: Iterable[str] | None = None) -> list[Task]:
@@ -204,8 +211,12 @@ class Planner:
     def _component(self, entry: str, outcome: Outcome, key: str, definition: str) -> list[Task]:
         recipe = recipes.component_recipe(definition)
         self.users.setdefault(recipe, set()).add(entry)
-        if key in self.references:
+        if key in self.references or key in self.failed_components:
             return []
+        task = ComponentTask(recipe=recipe, label=f"component {key}", entries=(entry,), key=key)
+        failed = self._known.find(recipe)
+        if failed is not None and failed.result is None:
+            return self._reuse(task, failed)
         if key.startswith("~"):
             reference = self._own_reference(outcome, key, definition)
         else:
@@ -213,7 +224,7 @@ class Planner:
         if reference is not None:
             self.references[key] = reference
             return []
-        return self._plan(ComponentTask(recipe=recipe, label=f"component {key}", entries=(entry,), key=key))
+        return self._plan(task)
 
     def _alignments(
         self, source: EntrySource, row: Mapping[str, Any], entity_id: int

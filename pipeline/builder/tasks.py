@@ -6,7 +6,7 @@ that cannot be used is a result too (:class:`Outcome` with failures), not an exc
 
 import hashlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -199,13 +199,29 @@ class ComponentTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MsaTask(Task):
-    """Read one sequence's alignments. The sequence is that of an entity of a stored structure."""
+class SequenceTask(Task):
+    """Read files of one sequence: that of an entity of a stored structure."""
 
     structure: str
     entity_id: int
-    mol_type: MolType
     files: tuple[Path, ...]
+
+    def outcome(
+        self, worker: WorkerContext, content: Content | None, failures: Iterable[InputError], counted: str
+    ) -> Outcome:
+        """Publish what was read; ``counted`` is the table whose rows the manifest counts."""
+        problems = tuple(Problem(failure.reason, str(failure)) for failure in failures)
+        if content is None:
+            return Outcome(result={"object": "", counted: 0}, problems=problems)
+        number = content.arrays[counted].shape[1]
+        return Outcome(result={"object": worker.publish(content), counted: number}, problems=problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MsaTask(SequenceTask):
+    """Read one sequence's alignments."""
+
+    mol_type: MolType
 
     @property
     def stage(self) -> str:
@@ -215,20 +231,12 @@ class MsaTask(Task):
     def run(self, worker: WorkerContext) -> Outcome:
         """See :class:`Task`."""
         read = featurize_msa(worker.sequence(self.structure, self.entity_id), self.mol_type, self.files)
-        problems = tuple(Problem(failure.reason, str(failure)) for failure in read.failures)
-        if read.content is None:
-            return Outcome(result={"object": "", "depth": 0}, problems=problems)
-        depth = read.content.arrays["msa"].shape[1]
-        return Outcome(result={"object": worker.publish(read.content), "depth": depth}, problems=problems)
+        return self.outcome(worker, read.content, read.failures, "rows")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemplateTask(Task):
-    """Read one sequence's template hits. The sequence is that of an entity of a stored structure."""
-
-    structure: str
-    entity_id: int
-    files: tuple[Path, ...]
+class TemplateTask(SequenceTask):
+    """Read one sequence's template hits."""
 
     @property
     def stage(self) -> str:
@@ -237,14 +245,9 @@ class TemplateTask(Task):
 
     def run(self, worker: WorkerContext) -> Outcome:
         """See :class:`Task`."""
-        read = featurize_templates(
-            worker.sequence(self.structure, self.entity_id), self.files, worker.templates
-        )
-        problems = tuple(Problem(failure.reason, str(failure)) for failure in read.failures)
-        if read.content is None:
-            return Outcome(result={"object": "", "hits": 0}, problems=problems)
-        hits = read.content.arrays["hits"].shape[1]
-        return Outcome(result={"object": worker.publish(read.content), "hits": hits}, problems=problems)
+        sequence = worker.sequence(self.structure, self.entity_id)
+        read = featurize_templates(sequence, self.files, worker.templates)
+        return self.outcome(worker, read.content, read.failures, "hits")
 
 
 @dataclass(frozen=True, kw_only=True)

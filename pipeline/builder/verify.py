@@ -100,12 +100,11 @@ def check_schema(store: LocalStore, manifest: Manifest) -> list[Finding]:
             continue
         try:
             with store.open(Digest.parse(digest)) as reader:
-                content = reader.read_all()
-            if content.attributes.get("kind") != kind:
-                raise schema.SchemaError(
-                    f"it is a {content.attributes.get('kind')}, the manifest says {kind}"
-                )
-            schema.validate(kind, content.arrays, content.attributes)
+                found = reader.attributes.get("kind")
+                if found != kind:
+                    raise schema.SchemaError(f"it is a {found}, the manifest says {kind}")
+                layout = {name: (reader.dtypes[name], reader.shapes[name]) for name in reader.shapes}
+                schema.validate_layout(kind, layout, reader.attributes)
         except CorruptObject:
             continue
         except schema.SchemaError as error:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megafold.pipeline.errors import MegafoldError
-from megafold.pipeline.schema import FEATURES, N_RESTYPE, SAMPLE
+from megafold.pipeline.schema import N_RESTYPE, SAMPLE, SchemaError, check_layout
 
 _MASK_OF = {
     "ref_pos": "ref_mask",
@@ -29,20 +29,13 @@ def validate_sample(features: Mapping[str, NDArray[Any]]) -> None:
         SampleError: a feature is missing, unknown, of another dtype, rank or length; a float is not
             finite; something masked is not zero; an index or class points outside its range.
     """
-    if set(features) != set(FEATURES):
-        missing, extra = sorted(set(FEATURES) - set(features)), sorted(set(features) - set(FEATURES))
-        raise SampleError(f"sample: missing {missing}, unknown {extra}")
-    lengths: dict[str, int] = {}
+    layout = {name: (value.dtype, value.shape) for name, value in features.items()}
+    try:
+        lengths = check_layout("sample", SAMPLE, layout)
+    except SchemaError as error:
+        raise SampleError(str(error)) from error
     for feature in SAMPLE:
         value = features[feature.name]
-        if value.dtype != np.dtype(feature.dtype):
-            raise SampleError(f"{feature.name}: dtype {value.dtype}, expected {feature.dtype}")
-        if value.ndim != len(feature.axes):
-            raise SampleError(f"{feature.name}: shape {value.shape}, expected axes {feature.axes}")
-        for axis, length in zip(feature.axes, value.shape, strict=True):
-            wanted = int(axis) if axis.isdigit() else lengths.setdefault(axis, length)
-            if length != wanted:
-                raise SampleError(f"{feature.name}: axis {axis} has length {length}, expected {wanted}")
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise SampleError(f"{feature.name}: not all values are finite; missing ones are 0 with a mask")
     for name, mask in _MASK_OF.items():

@@ -250,6 +250,44 @@ def test_unknown_component_is_tried_again_when_the_dictionary_knows_it(tmp_path)
     assert "~Q9" in row.components
 
 
+def test_failed_component_stays_in_the_ledger_until_it_is_retried(sample, tmp_path, monkeypatch):
+    from megafold.pipeline.builder import tasks
+
+    honest = tasks.build_reference
+
+    def refuse_alanine(component):
+        if component.key == "ALA":
+            raise MemoryError
+        return honest(component)
+
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(tasks, "build_reference", refuse_alanine)
+    first = build(sample, cache)
+    assert {failure["stage"] for failure in first.failures} == {"component"}
+    assert first.entries == ENTRIES  # they have the dictionary's coordinates instead
+    monkeypatch.setattr(tasks, "build_reference", honest)
+    retried = build(sample, cache)  # memory says nothing of the input: such failures are always tried again
+    assert retried.computed == {"component": 1}
+    assert retried.failures == []
+
+    def crash_on_alanine(component):
+        if component.key == "ALA":
+            raise RuntimeError("a defect")
+        return honest(component)
+
+    monkeypatch.setattr(tasks, "build_reference", crash_on_alanine)
+    cache = tmp_path / "lasting"
+    first = build(sample, cache)
+    assert {failure["reason"] for failure in first.failures} == {"defect:RuntimeError"}
+    monkeypatch.setattr(tasks, "build_reference", honest)
+    again = build(sample, cache)
+    assert again.computed == {}
+    assert (again.manifest, again.failures) == (first.manifest, first.failures)
+    cured = build(sample, cache, retry_failed=True)
+    assert cured.computed == {"component": 1}
+    assert cured.failures == []
+
+
 def test_wrong_alignment_leaves_the_entry_without_an_msa(built, corpus, tmp_path):
     folder = sorted((corpus / "alignments").iterdir())[0]
     for path in folder.iterdir():
