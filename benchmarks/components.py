@@ -25,6 +25,9 @@ import numpy as np
 from megafold.pipeline.chemistry import ComponentDictionary, load_dictionary
 from megafold.pipeline.chemistry.reference import stage_versions
 
+#: Components that share a pool: as many are tried again, one by one, when one of them crashes.
+_BATCH = 1000
+
 _dictionary: ComponentDictionary | None = None
 
 
@@ -35,19 +38,19 @@ def open_dictionary(ccd: Path | None) -> None:
 
 
 def outcome(code: str, timeout_s: float) -> dict[str, Any]:
-    """One component's row."""
+    """One component's row; its time is the processor's, which a busy machine does not change."""
     from megafold.pipeline.chemistry.conformers import build_reference
 
     assert _dictionary is not None
     component = _dictionary.get(code)
     assert component is not None
-    started = time.perf_counter()
+    started = time.process_time()
     ref = build_reference(component, timeout_s)
     return {
         "code": code,
         "origin": ref.origin.name,
         "failure": ref.failure,
-        "time_s": round(time.perf_counter() - started, 4),
+        "time_s": round(time.process_time() - started, 4),
         "atoms": len(component),
         "automorphisms": len(ref.automorphisms),
         "capped": ref.capped,
@@ -56,27 +59,40 @@ def outcome(code: str, timeout_s: float) -> dict[str, Any]:
 
 
 def rows_of(codes: Sequence[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows as they are made. A crash breaks the pool: its suspects are then tried one at a time."""
-    suspects = list(codes)
-    workers = args.workers
-    while suspects:
-        batch, suspects = (suspects, []) if workers > 1 else (suspects[:1], suspects[1:])
-        with ProcessPoolExecutor(
-            workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=open_dictionary,
-            initargs=(args.ccd,),
-        ) as pool:
-            futures = {pool.submit(outcome, code, args.timeout): code for code in batch}
-            for future in as_completed(futures):
-                try:
-                    yield future.result()
-                except BrokenProcessPool:
-                    if workers == 1:
-                        yield {"code": futures[future], "origin": "NONE", "failure": "crash"}
-                    else:
-                        suspects.append(futures[future])
-        workers = 1
+    """Rows as they are made. A crash breaks the pool: what was in its batch is then tried one at a time."""
+    for batch in batched(codes, _BATCH):
+        suspects = []
+        for code, row in attempt(batch, args.workers, args):
+            if row is None:
+                suspects.append(code)
+            else:
+                yield row
+        for suspect in suspects:
+            for code, row in attempt((suspect,), 1, args):
+                yield row or {"code": code, "origin": "NONE", "failure": "crash"}
+
+
+def attempt(
+    codes: Sequence[str], workers: int, args: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Codes with their rows, None where the pool broke, as they are made by a pool of their own."""
+    with ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=open_dictionary,
+        initargs=(args.ccd,),
+    ) as pool:
+        futures = {pool.submit(outcome, code, args.timeout): code for code in codes}
+        for future in as_completed(futures):
+            try:
+                yield futures[future], future.result()
+            except BrokenProcessPool:
+                yield futures[future], None
+
+
+def batched(codes: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(codes), size):
+        yield codes[start : start + size]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -116,8 +132,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures are written")
     args = parser.parse_args()
     codes = load_dictionary(args.ccd).codes()
-    if args.number is not None:
-        codes = random.Random(args.seed).sample(codes, min(args.number, len(codes)))
+    number = len(codes) if args.number is None else min(args.number, len(codes))
+    codes = random.Random(args.seed).sample(codes, number)
     done = [json.loads(line) for line in args.rows.read_text().splitlines()] if args.rows.exists() else []
     known = {row["code"]: row for row in done}
     with args.rows.open("a") as file:
