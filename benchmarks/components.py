@@ -1,9 +1,11 @@
 """Reference conformers of the component dictionary: where they come from, what fails, how long it takes.
 
-    python benchmarks/components.py --number 600 --workers 2 --json components.json
+    python benchmarks/components.py --workers 2 --json components.json      # all of it
+    python benchmarks/components.py --number 600 --rows sample.jsonl        # 600 at random
 
 Every component's outcome is appended to a JSON-lines file as it is made; the same command goes on where it
-was stopped. A component that kills its process is recorded as ``crash``.
+was stopped. A component that kills its process is recorded as ``crash``. Rows of another version of
+the chemistry stage or of RDKit are made again.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import platform
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -30,6 +32,14 @@ _BATCH = 1000
 
 _dictionary: ComponentDictionary | None = None
 
+Row = dict[str, Any]
+Work = Callable[[str, float], Row]
+
+
+def made_by() -> str:
+    """What a row depends on beside the definition."""
+    return ", ".join(f"{name} {version}" for name, version in sorted(stage_versions().items()))
+
 
 def open_dictionary(ccd: Path | None) -> None:
     global _dictionary
@@ -37,7 +47,7 @@ def open_dictionary(ccd: Path | None) -> None:
     _dictionary = load_dictionary(ccd)
 
 
-def outcome(code: str, timeout_s: float) -> dict[str, Any]:
+def outcome(code: str, timeout_s: float) -> Row:
     """One component's row; its time is the processor's, which a busy machine does not change."""
     from megafold.pipeline.chemistry.conformers import build_reference
 
@@ -48,6 +58,7 @@ def outcome(code: str, timeout_s: float) -> dict[str, Any]:
     ref = build_reference(component, timeout_s)
     return {
         "code": code,
+        "made_by": made_by(),
         "origin": ref.origin.name,
         "failure": ref.failure,
         "time_s": round(time.process_time() - started, 4),
@@ -58,23 +69,23 @@ def outcome(code: str, timeout_s: float) -> dict[str, Any]:
     }
 
 
-def rows_of(codes: Sequence[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def rows_of(codes: Sequence[str], args: argparse.Namespace, work: Work = outcome) -> Iterator[Row]:
     """Rows as they are made. A crash breaks the pool: what was in its batch is then tried one at a time."""
     for batch in batched(codes, _BATCH):
         suspects = []
-        for code, row in attempt(batch, args.workers, args):
+        for code, row in attempt(batch, args.workers, args, work):
             if row is None:
                 suspects.append(code)
             else:
                 yield row
         for suspect in suspects:
-            for code, row in attempt((suspect,), 1, args):
-                yield row or {"code": code, "origin": "NONE", "failure": "crash"}
+            for code, row in attempt((suspect,), 1, args, work):
+                yield row or {"code": code, "made_by": made_by(), "origin": "NONE", "failure": "crash"}
 
 
 def attempt(
-    codes: Sequence[str], workers: int, args: argparse.Namespace
-) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    codes: Sequence[str], workers: int, args: argparse.Namespace, work: Work
+) -> Iterator[tuple[str, Row | None]]:
     """Codes with their rows, None where the pool broke, as they are made by a pool of their own."""
     with ProcessPoolExecutor(
         workers,
@@ -82,7 +93,7 @@ def attempt(
         initializer=open_dictionary,
         initargs=(args.ccd,),
     ) as pool:
-        futures = {pool.submit(outcome, code, args.timeout): code for code in codes}
+        futures = {pool.submit(work, code, args.timeout): code for code in codes}
         for future in as_completed(futures):
             try:
                 yield futures[future], future.result()
@@ -95,20 +106,41 @@ def batched(codes: Sequence[str], size: int) -> Iterator[Sequence[str]]:
         yield codes[start : start + size]
 
 
-def table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures, from the rows."""
+def finished_rows(path: Path) -> dict[str, Row]:
+    """Rows of this version that an earlier run left, by code; a line that was cut short is dropped."""
+    if not path.exists():
+        return {}
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        path.write_bytes(whole)
+    rows = [json.loads(line) for line in whole.splitlines()]
+    return {row["code"]: row for row in rows if row.get("made_by") == made_by()}
+
+
+def table(rows: Sequence[Row]) -> dict[str, Any]:
+    """The figures, from the rows. Shares are of the components that have atoms."""
     made = [row for row in rows if "time_s" in row]
+    atomless = [row["code"] for row in rows if row["failure"] == "no-atoms"]
+    with_atoms = len(rows) - len(atomless)
+    origins = Counter(row["origin"] for row in rows if row["failure"] != "no-atoms")
     times = np.array([row["time_s"] for row in made]) if made else np.zeros(1)
     automorphisms = np.array([row["automorphisms"] for row in made]) if made else np.zeros(1)
     return {
         "components": len(rows),
-        "origins": dict(Counter(row["origin"] for row in rows).most_common()),
+        "without_atoms": atomless,
+        "with_atoms": with_atoms,
+        "share_with_coordinates": share(with_atoms - origins["NONE"], with_atoms),
+        "share_from_rdkit": share(origins["RDKIT"], with_atoms),
+        "origins": {name: origins[name] for name in ("RDKIT", "IDEAL", "MODEL", "NONE")},
         "failures": dict(Counter(row["failure"] for row in rows if row["failure"]).most_common()),
+        "failures_by_origin": by_origin(rows),
         "failed_codes": {row["code"]: row["failure"] for row in rows if row["failure"]},
         "time_s": {
             "total": round(float(times.sum()), 1),
             "mean": round(float(times.mean()), 4),
             **{f"p{p}": round(float(np.percentile(times, p)), 4) for p in (50, 90, 99)},
+            "p99.9": round(float(np.percentile(times, 99.9)), 4),
             "max": float(times.max()),
         },
         "slowest": {row["code"]: row["time_s"] for row in sorted(made, key=lambda row: -row["time_s"])[:10]},
@@ -121,7 +153,21 @@ def table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def share(part: int, whole: int) -> float:
+    """Percent, at three digits; 0 of nothing."""
+    return round(100 * part / whole, 3) if whole else 0.0
+
+
+def by_origin(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+    """Failure class to where the coordinates come from instead."""
+    counts = Counter((row["failure"], row["origin"]) for row in rows if row["failure"])
+    found: dict[str, dict[str, int]] = {}
+    for (failure, origin), number in counts.most_common():
+        found.setdefault(failure, {})[origin] = number
+    return found
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--number", type=int, help="this many random components (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice")
@@ -130,20 +176,23 @@ def main() -> None:
     parser.add_argument("--ccd", type=Path, help="a dictionary other than the bundled one")
     parser.add_argument("--rows", type=Path, default=Path("components.jsonl"), help="where rows are appended")
     parser.add_argument("--json", type=Path, help="where the figures are written")
-    args = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None, work: Work = outcome) -> None:
+    args = parse_args(argv)
     codes = load_dictionary(args.ccd).codes()
     number = len(codes) if args.number is None else min(args.number, len(codes))
     codes = random.Random(args.seed).sample(codes, number)
-    done = [json.loads(line) for line in args.rows.read_text().splitlines()] if args.rows.exists() else []
-    known = {row["code"]: row for row in done}
+    known = finished_rows(args.rows)
     with args.rows.open("a") as file:
-        for row in rows_of([code for code in codes if code not in known], args):
+        for row in rows_of([code for code in codes if code not in known], args, work):
             known[row["code"]] = row
             file.write(json.dumps(row) + "\n")
             file.flush()
     figures = table([known[code] for code in codes])
     for name, value in figures.items():
-        print(f"{name:20} {json.dumps(value)}")
+        print(f"{name:24} {json.dumps(value)}")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
 
