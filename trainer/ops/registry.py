@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
+import torch
+
 from megafold.trainer.errors import ConfigError
 
 P = ParamSpec("P")
@@ -35,6 +37,9 @@ _operators: dict[str, "Operator[..., Any]"] = {}
 _implementations: dict[tuple[str, str], _Implementation] = {}
 _fallbacks: Counter[tuple[str, str, str]] = Counter()
 _active: ContextVar[str] = ContextVar("megafold_backend", default="eager")
+#: What `use_backend` was last entered with, by whichever thread. ``torch.compile`` cannot read a context
+#: variable; a plain global it reads while it traces, and guards.
+_traced: str = "eager"
 
 
 class Operator(Generic[P, R]):
@@ -47,7 +52,8 @@ class Operator(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the active back end, or on the reference where that back end has nothing for it."""
-        backend = _active.get()
+        compiling = torch.compiler.is_compiling()
+        backend = _traced if compiling else _active.get()
         if backend == "eager":
             return self.naive(*args, **kwargs)
         implementation = _implementations.get((self.name, backend))
@@ -57,7 +63,8 @@ class Operator(Generic[P, R]):
             if reason is None:
                 result: R = implementation.function(*args, **kwargs)
                 return result
-        _fallbacks[self.name, backend, str(reason)] += 1
+        if not compiling:  # what runs later is not known of here
+            _fallbacks[self.name, backend, str(reason)] += 1
         return self.naive(*args, **kwargs)
 
 
@@ -111,12 +118,15 @@ def use_backend(backend: str) -> Iterator[None]:
         ConfigError: no such back end.
         ImportError: the back end's packages are not installed.
     """
+    global _traced
     _load(backend)
-    token = _active.set(backend)
+    token, before = _active.set(backend), _traced
+    _traced = backend
     try:
         yield
     finally:
         _active.reset(token)
+        _traced = before
 
 
 def backend_report(backend: str | None = None) -> dict[str, str]:
