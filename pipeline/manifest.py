@@ -12,6 +12,7 @@ Attributes of a manifest:
 - ``ledger``: digest of the failures, or ``""``
 - ``config``: the build's options
 - ``versions``: ``{stage: version}``
+- ``clusters``: how proteins were clustered (:mod:`megafold.pipeline.clusters`), ``{}`` where nothing is said
 """
 
 import itertools
@@ -45,9 +46,10 @@ _CHAIN: Final = pa.struct(
         ("msa_status", pa.string()),  # one of MSA_STATUSES
         ("template", pa.string()),
         ("n_template", pa.int32()),
-        ("cluster", pa.string()),
+        ("cluster", pa.string()),  # kind and name (megafold.pipeline.clusters), "" for none
     ]
 )
+# An interface without a cluster has the pair of its chains'.
 _INTERFACE: Final = pa.struct([("chain_i", pa.int32()), ("chain_j", pa.int32()), ("cluster", pa.string())])
 # A list of records, not an Arrow map: every Parquet reader has it, and its rows are plain JSON.
 _RECIPE: Final = pa.struct([("stage", pa.string()), ("recipe", pa.string())])
@@ -79,7 +81,7 @@ MANIFEST_SCHEMA: Final = pa.schema(
     ]
 )
 _NULLABLE: Final = frozenset({"release_date", "resolution", "method", "title"})
-_ATTRIBUTES: Final = frozenset({"format", "components", "ledger", "config", "versions"})
+_ATTRIBUTES: Final = frozenset({"format", "components", "ledger", "config", "versions", "clusters"})
 
 
 class ManifestError(ValueError):
@@ -110,7 +112,10 @@ class ChainRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InterfaceRow:
-    """Two chains (indices into the entry's chains) in contact; ``cluster`` is ``""`` where none was given."""
+    """Two chains (indices into the entry's chains) in contact.
+
+    ``cluster`` is ``""`` where it is the pair of the chains' clusters.
+    """
 
     chain_i: int
     chain_j: int
@@ -177,7 +182,7 @@ def manifest_from_rows(rows: Iterable[Mapping[str, Any]], attributes: Mapping[st
         table = pa.Table.from_pylist(values, schema=MANIFEST_SCHEMA)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ManifestError(f"a manifest row does not fit its columns: {error}") from error
-    complete = {"ledger": "", **attributes, "format": MANIFEST_FORMAT}
+    complete = {"ledger": "", "clusters": {}, **attributes, "format": MANIFEST_FORMAT}
     if set(complete) != _ATTRIBUTES:
         missing, extra = _ATTRIBUTES - set(complete), set(complete) - _ATTRIBUTES
         raise ManifestError(f"manifest attributes: missing {sorted(missing)}, unknown {sorted(extra)}")

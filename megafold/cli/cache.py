@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,16 @@ def command() -> None:
     show_default=True,
     help="Entries that may fail, as a number or a share, before the exit status is 1.",
 )
+@click.option(
+    "--clusters",
+    metavar="auto|mmseqs2|none|FILE",
+    default="auto",
+    show_default=True,
+    help="Which proteins are alike, for the sampling weights. auto: MMseqs2's clusters of 40 % identity if "
+    "it is on the PATH, else those of identical sequence; mmseqs2: MMseqs2's or an error; none: identical "
+    "sequences; FILE: lines of cluster, tab, member (mmseqs easy-cluster) or lines of a cluster's "
+    "<ENTRY>_<entity> ids (RCSB's clusters-by-entity).",
+)
 @click.option("--retry-failed", is_flag=True, help="Try again what failed before.")
 @click.option("--assembly", default="1", show_default=True, help="Assembly id, or `asym`: as deposited.")
 @click.option("--quiet", is_flag=True, help="No progress, no table.")
@@ -110,6 +120,7 @@ def build(corpus: Path, cache: Path, as_json: bool, quiet: bool, **values: Any) 
             task_timeout_s=values["task_timeout"],
             memory_limit=values["memory_limit"],
         ),
+        clusters=values["clusters"],
         max_failures=FailureLimit.parse(values["max_failures"]),
         retry_failed=values["retry_failed"],
     )
@@ -143,12 +154,27 @@ def _print_report(report: Any, limit: Any) -> None:
         f"(limit {limit}); {report.chains} polymer chains, {report.chains_with_msa} with an MSA, "
         f"{report.chains_with_template} with templates; {report.elapsed_s:.1f} s"
     )
+    console.print(_clusters_text(report.clusters))
     for reason, number in Counter(f["reason"] for f in report.failures).most_common():
         first = next(f for f in report.failures if f["reason"] == reason)
         console.print(f"  {number} × {reason}, for instance {first['entry']}: {first['message']}")
     console.print(f"manifest {report.manifest}")
     if not report.within_limit:
         console.print("More failures than --max-failures allows: exit status 1.")
+
+
+def _clusters_text(clusters: Mapping[str, Any]) -> str:
+    """One line: how proteins were clustered, and what could not be."""
+    method = " ".join(str(clusters[name]) for name in ("method", "version", "format") if name in clusters)
+    text = f"{clusters['proteins']} distinct proteins in {clusters['clusters']} clusters ({method})"
+    for name, meaning in (
+        ("unplaced", "in none, clustered by sequence"),
+        ("contradicted", "of which the file puts chains in several"),
+        ("by_identity", "names of peptides and nucleic acids, which go by sequence"),
+    ):
+        if clusters.get(name):
+            text += f"; {clusters[name]} {meaning}"
+    return text
 
 
 def _open(cache: Path) -> tuple[Any, Any]:
@@ -164,6 +190,7 @@ def _open(cache: Path) -> tuple[Any, Any]:
 @_cache_argument
 @click.option("--quick", is_flag=True, help="Compare file digests alone; decode nothing.")
 @click.option("--corpus", type=_FOLDER, help="Also say what is stale or new against this corpus.")
+@click.option("--clusters", metavar="auto|mmseqs2|none|FILE", help="Also say whether the clusters are these.")
 @click.option(
     "--recompute", metavar="N|all", help="Featurize N entries (or all) again and compare; needs --corpus."
 )
@@ -184,6 +211,8 @@ def verify(cache: Path, quick: bool, corpus: Path | None, as_json: bool, **value
     manifest = _manifest_or_none(store)
     findings = checks.check_store(store, manifest, quick=quick, workers=workers, progress=progress)
     if manifest is not None:
+        if values["clusters"] is not None:
+            findings += checks.check_clusters(manifest, values["clusters"])
         if not quick:
             findings += checks.check_schema(store, manifest)
         if corpus is not None:
@@ -279,6 +308,7 @@ def info(cache: Path, show_failures: bool, as_json: bool) -> None:
         facts |= {name: sum(table.column(name).to_pylist()) for name in ("n_token", "n_atom")}
         facts["components"] = manifest.attributes["components"]
         facts["versions"] = dict(manifest.attributes["versions"])
+        facts["clusters"] = dict(manifest.attributes.get("clusters", {}))
         facts["failures_by_reason"] = dict(Counter(failure.reason for failure in failures))
     rows = [{"entry": f.entry, "stage": f.stage, "reason": f.reason, "message": f.message} for f in failures]
     if as_json:

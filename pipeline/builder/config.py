@@ -87,5 +87,7 @@ class BuildConfig:
     cache: Path
     structure: StructureOptions = field(default_factory=StructureOptions)
     resources: Resources = field(default_factory=Resources)
+    #: ``none``, ``auto``, ``mmseqs2`` or the path of a file: see :mod:`megafold.pipeline.clusters`.
+    clusters: str = "none"
     max_failures: FailureLimit = FailureLimit(5.0, True)
     retry_failed: bool = False

@@ -24,6 +24,7 @@ from megafold.pipeline.builder.tasks import Outcome, Task, WorkerConfig
 from megafold.pipeline.chemistry.conformers import build_reference
 from megafold.pipeline.chemistry.library import library_content
 from megafold.pipeline.chemistry.reference import ReferenceComponent
+from megafold.pipeline.clusters import assign_clusters, choose_clustering
 from megafold.pipeline.manifest import manifest_from_rows
 
 
@@ -41,6 +42,8 @@ class BuildReport:
     chains: int
     chains_with_msa: int
     chains_with_template: int
+    #: How proteins were clustered: the manifest's attribute.
+    clusters: dict[str, Any]
     elapsed_s: float
     within_limit: bool
 
@@ -56,6 +59,9 @@ class Build:
         self._config = config
         self._progress = progress
         self._dictionary = recipes.dictionary_identity(config.sources)
+        self._clustering, remark = choose_clustering(config.clusters, max(1, config.resources.workers))
+        if remark:
+            progress.say(remark)
         self._computed: Counter[str] = Counter()
         self._total = 0
         self._failures = 0
@@ -81,7 +87,7 @@ class Build:
                 f"{len(tasks)} tasks to begin with"
             )
             self._execute(store, planner, tasks)
-            manifest, failures = self._snapshot(store, planner)
+            manifest, failures = self._snapshot(store, planner, parent)
             digest = manifest.digest()
             if digest != parent:
                 store.put_manifest(manifest)
@@ -142,7 +148,9 @@ class Build:
 
     # -- publishing ------------------------------------------------------------------------------------
 
-    def _snapshot(self, store: LocalStore, planner: Planner) -> tuple[Manifest, list[Failure]]:
+    def _snapshot(
+        self, store: LocalStore, planner: Planner, parent: Digest | None
+    ) -> tuple[Manifest, list[Failure]]:
         rows = [self._row(planner, plan) for plan in planner.entries.values() if plan.row is not None]
         used = sorted({key for row in rows for key in row["components"]})
         references = [
@@ -159,6 +167,9 @@ class Build:
             "ledger": ledger,
             "config": {"structure": recipes.options_to_json(self._config.structure)},
             "versions": dict(recipes.VERSIONS),
+            "clusters": assign_clusters(
+                rows, self._clustering, store, None if parent is None else store.manifest(parent)
+            ),
         }
         return manifest_from_rows(rows, attributes), failures
 
@@ -235,6 +246,7 @@ class Build:
             chains=len(polymers),
             chains_with_msa=sum(bool(chain["msa"]) for chain in polymers),
             chains_with_template=sum(bool(chain["template"]) for chain in polymers),
+            clusters=dict(manifest.attributes["clusters"]),  # type: ignore[arg-type]
             elapsed_s=elapsed_s,
             within_limit=self._config.max_failures.allows(failed, len(planner.entries)),
         )

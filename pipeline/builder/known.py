@@ -96,6 +96,8 @@ class Known:
         for chain in structure["chains"]:
             for name in ("msa", "msa_depth", "msa_status", "template", "n_template"):
                 del chain[name]
+            if chain["mol_type"] != "ligand":
+                chain["cluster"] = ""  # those of polymers are made anew for each snapshot
         for interface in structure["interfaces"]:
             del interface["cluster"]
         structure["component_digests"] = [definitions.get(key, "") for key in row.components]

@@ -270,7 +270,7 @@ class PairingTask(Task):
 def _ligand_cluster(
     keys: Sequence[str], chains: Mapping[str, Any], residues: Mapping[str, Any], index: int
 ) -> str:
-    """Ligands of the same components are one cluster (AF3 SI 2.5.3); polymers have none yet."""
+    """Ligands of the same components are one cluster (AF3 SI 2.5.3); polymers' are made with the snapshot."""
     if chains["mol_type"][index] != MolType.LIGAND:
         return ""
     first = chains["first_residue"][index]

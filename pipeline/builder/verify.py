@@ -26,6 +26,7 @@ from megafold.pipeline.builder.known import Known
 from megafold.pipeline.builder.planner import Planner
 from megafold.pipeline.builder.recipes import dictionary_identity, options_from_json
 from megafold.pipeline.builder.tasks import StructureTask, Task, WorkerConfig, run_task
+from megafold.pipeline.clusters import choose_clustering
 from megafold.pipeline.manifest import EntryRow, entry_rows, referenced_digests
 from megafold.pipeline.structure import StructureOptions
 
@@ -198,6 +199,29 @@ def _pending_finding(task: Task, planner: Planner, built: dict[str, EntryRow], a
     return Finding(
         level="stale", kind="stale", subject=task.label, message=message, action=action, entries=entries
     )
+
+
+def check_clusters(manifest: Manifest, setting: str) -> list[Finding]:
+    """Whether a snapshot's clusters were made as ``setting`` says (`--clusters` of a build).
+
+    Raises:
+        InputError: as :func:`~megafold.pipeline.clusters.choose_clustering`.
+    """
+    identity = choose_clustering(setting)[0].identity
+    found: Any = manifest.attributes.get("clusters", {})
+    differing = [name for name, value in identity.items() if found.get(name) != value]
+    if not differing:
+        return []
+    name = differing[0]
+    return [
+        Finding(
+            level="stale",
+            kind="clusters",
+            subject="clusters",
+            message=f"proteins are clustered otherwise: {name} is {found.get(name)}, now {identity[name]}",
+            action="build again with this `--clusters`: the manifest alone is made anew",
+        )
+    ]
 
 
 def options_of(manifest: Manifest) -> StructureOptions:
