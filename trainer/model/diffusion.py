@@ -58,12 +58,16 @@ class DiffusionConditioning(nn.Module):
 
     def shared(self, batch: dict[str, Tensor], trunk: TrunkOutputs) -> tuple[Tensor, Tensor]:
         """s before the noise level is added [B, N, C_s], and z [B, N, N, C_z] (lines 1 to 6)."""
-        relative_position = self.relative_position(batch).to(trunk.z_trunk.dtype)
-        z = self.pair(torch.cat([trunk.z_trunk, relative_position], dim=-1))
+        s = self.single(torch.cat([trunk.s_trunk, trunk.s_inputs], dim=-1))
+        return s, self.shared_pair(batch, trunk.z_trunk)
+
+    def shared_pair(self, batch: dict[str, Tensor], z_trunk: Tensor, rows: slice = slice(None)) -> Tensor:
+        """z [B, N, N, C_z]; of ``rows``, if given, and then so is ``z_trunk``."""
+        relative_position = self.relative_position(batch, rows).to(z_trunk.dtype)
+        z: Tensor = self.pair(torch.cat([z_trunk, relative_position], dim=-1))
         for transition in self.pair_transitions:
             z = z + transition(z)
-        s = self.single(torch.cat([trunk.s_trunk, trunk.s_inputs], dim=-1))
-        return s, z
+        return z
 
     def at_noise_level(self, s: Tensor, sigma: Tensor) -> Tensor:
         """s [B, S, N, C_s] at the noise levels ``sigma`` [B, S] (lines 8 to 12)."""

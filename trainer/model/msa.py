@@ -32,14 +32,22 @@ class OuterProductMean(nn.Module):
 
     def forward(self, m: Tensor, msa_mask: Tensor) -> Tensor:
         """[B, M, N, C_m] → [B, N, N, C_z]."""
+        a, b = self.operands(m, msa_mask)
+        return self.mean(a, b, msa_mask, msa_mask)
+
+    def operands(self, m: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """a and b [B, M, N, C]; zeros where there is nothing."""
         a, b = (self.projection(m) * msa_mask.unsqueeze(-1)).chunk(2, dim=-1)
-        with full_precision(m):  # bfloat16 cannot count beyond 256
-            present = wide(msa_mask.to(m.dtype))
-            n_rows = torch.einsum("bmi,bmj->bij", present, present).clamp(min=1)
+        return a, b
+
+    def mean(self, a: Tensor, b: Tensor, mask_i: Tensor, mask_j: Tensor) -> Tensor:
+        """[B, M, I, C], [B, M, J, C] and their masks [B, M, I], [B, M, J] → [B, I, J, C_z]."""
+        m_rows = max(1, a.shape[1])
+        with full_precision(a):  # bfloat16 cannot count beyond 256
+            n_rows = torch.einsum("bmi,bmj->bij", wide(mask_i.to(a.dtype)), wide(mask_j.to(a.dtype)))
         # Weighting a by 1/M first keeps the sum over thousands of rows small in low precision.
-        a = a / max(1, m.shape[1])
-        outer = torch.einsum("bmic,bmjd->bijcd", a, b).flatten(-2)
-        mean = outer * (max(1, m.shape[1]) / n_rows).unsqueeze(-1)
+        outer = torch.einsum("bmic,bmjd->bijcd", a / m_rows, b).flatten(-2)
+        mean = outer * (m_rows / n_rows.clamp(min=1)).unsqueeze(-1)
         out: Tensor = self.linear_out(mean)
         return out
 
@@ -58,6 +66,17 @@ class MSAPairWeightedAveraging(nn.Module):
 
     def forward(self, m: Tensor, z: Tensor, mask: Tensor) -> Tensor:
         """[B, M, N, C_m] → [B, M, N, C_m], without the residual."""
+        return self.average(m, self.row_weights(z, mask))
+
+    def row_weights(self, z: Tensor, mask: Tensor) -> Tensor:
+        """[B, I, J, C_z] → how much token j counts for token i, [B, I, J, H] in float32."""
+        absent = ~mask[:, None, :, None]
+        logits = wide(self.weights(z))
+        w = torch.softmax(logits.masked_fill(absent, torch.finfo(logits.dtype).min), dim=2)
+        return w.masked_fill(absent, 0.0)
+
+    def average(self, m: Tensor, w: Tensor) -> Tensor:
+        """[B, M, N, C_m] → [B, M, N, C_m] with weights ``w`` [B, N, N, H]."""
         projected = ops.layernorm_linear(
             m,
             self.norm.weight,
@@ -65,11 +84,7 @@ class MSAPairWeightedAveraging(nn.Module):
             torch.cat([self.linear_v.weight, self.linear_gate.weight]),
         )
         v, gate = projected.chunk(2, dim=-1)
-        absent = ~mask[:, None, :, None]
-        logits = wide(self.weights(z))
-        w = torch.softmax(logits.masked_fill(absent, torch.finfo(logits.dtype).min), dim=2)
-        w = w.masked_fill(absent, 0.0).to(v.dtype)
-        o = torch.einsum("bijh,bmjhc->bmihc", w, v.unflatten(-1, (self.n_head, -1)))
+        o = torch.einsum("bijh,bmjhc->bmihc", w.to(v.dtype), v.unflatten(-1, (self.n_head, -1)))
         out: Tensor = self.linear_out(torch.sigmoid(gate) * o.flatten(-2))
         return out
 
@@ -127,13 +142,15 @@ class MSAModule(nn.Module):
         """The next z [B, N, N, C_z], residual included; ``z`` itself where the batch has no rows."""
         if batch["msa"].shape[1] == 0:
             return z
-        m = self.linear_msa(self._features(batch).to(s_inputs.dtype)) + self.linear_s(s_inputs)[:, None]
+        m = self.embed(batch, s_inputs)
         for block in self.blocks:
             m, z = run_block(block, m, z, batch["msa_mask"], mask, pair_mask, recompute=self.recompute)
         return z
 
-    @staticmethod
-    def _features(batch: dict[str, Tensor]) -> Tensor:
-        """[B, M, N, 34]: one-hot row, has_deletion, deletion_value."""
-        deletions = torch.stack([batch["has_deletion"], batch["deletion_value"]], dim=-1)
-        return torch.cat([F.one_hot(batch["msa"].long(), N_RESTYPE), deletions], dim=-1)
+    def embed(self, batch: dict[str, Tensor], s_inputs: Tensor, tokens: slice = slice(None)) -> Tensor:
+        """m before the first block [B, M, N, C_m], from one-hot rows, has_deletion and deletion_value."""
+        deletions = torch.stack([batch["has_deletion"], batch["deletion_value"]], dim=-1)[:, :, tokens]
+        restype = F.one_hot(batch["msa"][:, :, tokens].long(), N_RESTYPE)
+        features = torch.cat([restype, deletions], dim=-1).to(s_inputs.dtype)
+        m: Tensor = self.linear_msa(features) + self.linear_s(s_inputs[:, tokens])[:, None]
+        return m

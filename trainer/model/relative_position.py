@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from megafold.trainer.model.primitives import Linear
 
 
-def relative_position_features(batch: dict[str, Tensor], r_max: int, s_max: int) -> Tensor:
-    """One-hot features [B, N, N, 2·(2·r_max + 2) + 1 + 2·s_max + 2], integer.
+def relative_position_features(
+    batch: dict[str, Tensor], r_max: int, s_max: int, rows: slice = slice(None)
+) -> Tensor:
+    """One-hot features [B, N, N, 2·(2·r_max + 2) + 1 + 2·s_max + 2], integer; of some rows, if given.
 
     In this order: residue offset i - j within a chain, token offset within a residue, whether the
     entity is the same, offset of the copies (``sym_id``) within an entity. Offsets are clipped; the
@@ -16,11 +18,11 @@ def relative_position_features(batch: dict[str, Tensor], r_max: int, s_max: int)
     """
 
     def same(name: str) -> Tensor:
-        return batch[name][:, :, None] == batch[name][:, None, :]
+        return batch[name][:, rows, None] == batch[name][:, None, :]
 
     def offset(name: str, limit: int, defined: Tensor) -> Tensor:
         value = batch[name].long()
-        difference = (value[:, :, None] - value[:, None, :] + limit).clamp(0, 2 * limit)
+        difference = (value[:, rows, None] - value[:, None, :] + limit).clamp(0, 2 * limit)
         return F.one_hot(torch.where(defined, difference, 2 * limit + 1), 2 * limit + 2)
 
     same_chain, same_entity = same("asym_id"), same("entity_id")
@@ -42,8 +44,8 @@ class RelativePositionEncoding(nn.Module):
         self.r_max, self.s_max = r_max, s_max
         self.linear = Linear(2 * (2 * r_max + 2) + 1 + 2 * s_max + 2, c_z)
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """[B, N, N, C_z]."""
-        features = relative_position_features(batch, self.r_max, self.s_max)
+    def forward(self, batch: dict[str, Tensor], rows: slice = slice(None)) -> Tensor:
+        """[B, N, N, C_z]; only those rows i of it, if given."""
+        features = relative_position_features(batch, self.r_max, self.s_max, rows)
         encoding: Tensor = self.linear(features.to(self.linear.weight.dtype))
         return encoding

@@ -19,9 +19,9 @@ _N_FEATURES = N_BINS + 1 + 3 + 1 + 2 * N_RESTYPE
 _TRANSITION_N = 2
 
 
-def template_distogram(pseudo_beta: Tensor) -> Tensor:
+def template_distogram(pseudo_beta: Tensor, rows: slice = slice(None)) -> Tensor:
     """One-hot distances [..., N, N, 39] of ``pseudo_beta`` [..., N, 3]; all zero below 3.25 Å."""
-    offsets = pseudo_beta.unsqueeze(-2) - pseudo_beta.unsqueeze(-3)
+    offsets = pseudo_beta[..., rows, :].unsqueeze(-2) - pseudo_beta.unsqueeze(-3)
     distance = offsets.square().sum(-1).sqrt()
     edges = torch.linspace(MIN_BIN, MAX_BIN, N_BINS, device=pseudo_beta.device, dtype=pseudo_beta.dtype)
     index = torch.searchsorted(edges, distance.contiguous())
@@ -41,39 +41,40 @@ def backbone_frames(atoms: Tensor) -> Tensor:
     return torch.stack([e1, e2, torch.linalg.cross(e1, e2)], dim=-1)
 
 
-def unit_vectors(atoms: Tensor) -> Tensor:
+def unit_vectors(atoms: Tensor, rows: slice = slice(None)) -> Tensor:
     """Direction of token j's CA in token i's frame, [..., N, N, 3], from ``atoms`` [..., N, 3, 3]."""
     ca = atoms[..., 1, :]
-    offsets = ca.unsqueeze(-3) - ca.unsqueeze(-2)
-    local = torch.einsum("...iyx,...ijy->...ijx", backbone_frames(atoms), offsets)
+    offsets = ca.unsqueeze(-3) - ca[..., rows, :].unsqueeze(-2)
+    frames = backbone_frames(atoms[..., rows, :, :])
+    local = torch.einsum("...iyx,...ijy->...ijx", frames, offsets)
     return F.normalize(local, dim=-1)
 
 
-def template_features(batch: dict[str, Tensor]) -> Tensor:
-    """Pair features of every template, [B, T, N, N, 108].
+def template_features(batch: dict[str, Tensor], rows: slice = slice(None)) -> Tensor:
+    """Pair features of every template, [B, T, N, N, 108]; only those rows i of it, if given.
 
     Distogram, pseudo-beta mask, unit vectors, frame mask (all within a chain alone), restype of j and
     of i. Single-chain templates say nothing of how chains lie to each other.
     """
     asym_id = batch["asym_id"]
-    same_chain = (asym_id[:, :, None] == asym_id[:, None, :])[:, None]
-    beta_mask = _pair(batch["template_pseudo_beta_mask"]) & same_chain
-    frame_mask = _pair(batch["template_backbone_frame_mask"]) & same_chain
+    same_chain = (asym_id[:, rows, None] == asym_id[:, None, :])[:, None]
+    beta_mask = _pair(batch["template_pseudo_beta_mask"], rows) & same_chain
+    frame_mask = _pair(batch["template_backbone_frame_mask"], rows) & same_chain
     restype = F.one_hot(batch["template_restype"].long(), N_RESTYPE)
     shape = (*beta_mask.shape, N_RESTYPE)
     parts = [
-        template_distogram(batch["template_pseudo_beta"]) * beta_mask.unsqueeze(-1),
+        template_distogram(batch["template_pseudo_beta"], rows) * beta_mask.unsqueeze(-1),
         beta_mask.unsqueeze(-1),
-        unit_vectors(batch["template_backbone_frame"]) * frame_mask.unsqueeze(-1),
+        unit_vectors(batch["template_backbone_frame"], rows) * frame_mask.unsqueeze(-1),
         frame_mask.unsqueeze(-1),
         restype.unsqueeze(-3).expand(shape),
-        restype.unsqueeze(-2).expand(shape),
+        restype[..., rows, :].unsqueeze(-2).expand(shape),
     ]
     return torch.cat(parts, dim=-1)
 
 
-def _pair(mask: Tensor) -> Tensor:
-    return mask.unsqueeze(-1) & mask.unsqueeze(-2)
+def _pair(mask: Tensor, rows: slice) -> Tensor:
+    return mask[..., rows].unsqueeze(-1) & mask.unsqueeze(-2)
 
 
 class TemplateEmbedder(nn.Module):
@@ -104,7 +105,11 @@ class TemplateEmbedder(nn.Module):
         mask = pair_mask.repeat_interleave(n_template, dim=0)
         for block in self.blocks:
             v = run_block(block, v, mask, recompute=self.recompute)
-        v = self.norm_out(v).unflatten(0, (-1, n_template))
+        return self.mean(batch, v)
+
+    def mean(self, batch: dict[str, Tensor], v: Tensor) -> Tensor:
+        """[B·T, I, J, c] → [B, I, J, C_z]: the mean over the templates that are there."""
+        v = self.norm_out(v).unflatten(0, (len(batch["template_restype"]), -1))
         present = batch["template_pseudo_beta_mask"] | batch["template_backbone_frame_mask"]
         weight = present.any(-1).to(v.dtype)
         weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
