@@ -1,6 +1,6 @@
 """Losses on the denoised structures (AF3 SI 3.7.1).
 
-Shapes: B samples, S noised copies of each, N atoms. Everything is float32, whatever autocast says.
+Shapes: B samples, S noised copies of each, N atoms. Everything is float32 at least, whatever autocast says.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from megafold.trainer.losses.alignment import weighted_rigid_align
 from megafold.trainer.losses.term import masked_mean
+from megafold.trainer.ops.precision import wide
 
 #: How much more an atom of each kind counts than one of a protein (AF3 SI 3.7.1, equation 4).
 ALPHA_DNA = 5.0
@@ -47,7 +48,7 @@ def sigma_weight(sigma: Tensor, sigma_data: float = SIGMA_DATA) -> Tensor:
     AF3 SI equation 6 prints a sum in the denominator. With the product the network's own target has unit
     variance at every σ, which is what its preconditioning is built for (Karras et al. 2022, table 1).
     """
-    sigma = sigma.float()
+    sigma = wide(sigma)
     return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
 
 
@@ -63,10 +64,10 @@ def mse_loss(predicted: Tensor, target: Tensor, weights: Tensor, mask: Tensor) -
     Returns:
         ⅓ · mean over the resolved atoms of w·|x - x_GT|², [B, S], Å².
     """
-    predicted = predicted.float()
+    predicted = wide(predicted)
     mask = mask.unsqueeze(1)
     fit_weights = (weights.unsqueeze(1) * mask).expand(predicted.shape[:-1])
-    aligned = weighted_rigid_align(target.float(), predicted.detach(), fit_weights)
+    aligned = weighted_rigid_align(wide(target), predicted.detach(), fit_weights)
     # Masked before the subtraction: the gradient of 0·∞ would be NaN.
     difference = torch.where(mask.unsqueeze(-1), predicted - aligned, 0.0)
     squared = difference.square().sum(dim=-1) * weights.unsqueeze(1)
@@ -109,10 +110,10 @@ def bond_loss(predicted: Tensor, truth: Tensor, bonds: Tensor) -> Tensor:
     Returns:
         [B, S], Å²; 0 for a sample without bonds.
     """
-    predicted = predicted.float()
+    predicted = wide(predicted)
     sample, i, j = bonds.unbind(dim=-1)
     length = (predicted[sample, :, i] - predicted[sample, :, j]).norm(dim=-1)
-    true_length = (truth.float()[sample, i] - truth.float()[sample, j]).norm(dim=-1)
+    true_length = (wide(truth)[sample, i] - wide(truth)[sample, j]).norm(dim=-1)
     error = (length - true_length.unsqueeze(-1)).square()
     total = predicted.new_zeros(predicted.shape[:2]).index_add(0, sample, error)
     count = torch.bincount(sample, minlength=len(predicted)).clamp(min=1)

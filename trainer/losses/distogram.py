@@ -8,7 +8,8 @@ from torch import Tensor
 
 from megafold.trainer.losses.diffusion import resolved_atoms
 from megafold.trainer.losses.smooth_lddt import pair_distance
-from megafold.trainer.losses.term import LossTerm, masked_mean
+from megafold.trainer.losses.term import LossTerm
+from megafold.trainer.ops.precision import wide
 
 #: Bins of equal width from 2 to 22 Å; the first and the last also take what lies beyond.
 FIRST_EDGE = 2.0
@@ -22,7 +23,7 @@ def distogram_bins(distance: Tensor, n_bins: int = 64) -> Tensor:
     return torch.bucketize(distance, edges)
 
 
-def distogram_loss(batch: Mapping[str, Tensor], logits: Tensor) -> LossTerm:
+def distogram_loss(batch: Mapping[str, Tensor], logits: Tensor, rows: slice = slice(None)) -> LossTerm:
     """Cross-entropy of the binned distances between the tokens' representative atoms.
 
     The mean runs over all ordered pairs of tokens whose representative atoms are resolved, a token with
@@ -31,12 +32,14 @@ def distogram_loss(batch: Mapping[str, Tensor], logits: Tensor) -> LossTerm:
     Args:
         batch: features as in the sample schema, with a leading batch axis.
         logits: [B, N_token, N_token, n_bins]; 64 bins in AF3.
+        rows: with these rows of the logits alone: their part of the loss. The parts of all rows add up.
     """
     atom = batch["rep_atom"].long()
     mask = batch["token_mask"] & torch.gather(resolved_atoms(batch), 1, atom)
-    positions = torch.gather(batch["coords"].float(), 1, atom.unsqueeze(-1).expand(-1, -1, 3))
-    distance = pair_distance(torch.where(mask.unsqueeze(-1), positions, 0.0))
+    positions = torch.gather(wide(batch["coords"]), 1, atom.unsqueeze(-1).expand(-1, -1, 3))
+    distance = pair_distance(torch.where(mask.unsqueeze(-1), positions, 0.0), rows)
     bins = distogram_bins(distance, logits.shape[-1])
-    entropy = F.cross_entropy(logits.float().movedim(-1, 1), bins, reduction="none")
-    pair_mask = mask.unsqueeze(-1) & mask.unsqueeze(-2)
-    return LossTerm(masked_mean(entropy, pair_mask, (-1, -2)), mask.any(dim=-1))
+    entropy = F.cross_entropy(wide(logits).movedim(-1, 1), bins, reduction="none")
+    kept = torch.where(mask[:, rows, None] & mask[:, None, :], entropy, 0.0)
+    count = mask.sum(dim=-1).square().clamp(min=1)
+    return LossTerm(kept.sum(dim=(-1, -2)) / count, mask.any(dim=-1))

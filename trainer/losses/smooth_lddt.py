@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from megafold.trainer.ops.precision import wide
+
 #: Distance errors at which the four sigmoids stand, Å.
 THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 #: Pairs closer than this in the ground truth count, Å; the first for atoms of nucleotides.
@@ -11,9 +13,13 @@ NUCLEOTIDE_RADIUS = 30.0
 RADIUS = 15.0
 
 
-def pair_distance(positions: Tensor) -> Tensor:
-    """Distances [..., N, N] of positions [..., N, 3]: exact, with a zero gradient where two coincide."""
-    return torch.cdist(positions, positions, compute_mode="donot_use_mm_for_euclid_dist")
+def pair_distance(positions: Tensor, rows: slice = slice(None)) -> Tensor:
+    """Distances [..., N, N] of positions [..., N, 3]: exact, with a zero gradient where two coincide.
+
+    Only those rows of the matrix, if given.
+    """
+    own = positions[..., rows, :]
+    return torch.cdist(own, positions, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _score(predicted: Tensor, true_distance: Tensor, counted: Tensor) -> Tensor:
@@ -44,9 +50,9 @@ def smooth_lddt_loss(
     Returns:
         [B, S]; 0 for a sample without a pair that counts.
     """
-    predicted = torch.where(mask[:, None, :, None], predicted.float(), 0.0)
+    predicted = torch.where(mask[:, None, :, None], wide(predicted), 0.0)
     with torch.no_grad():
-        true_distance = pair_distance(torch.where(mask.unsqueeze(-1), truth.float(), 0.0))
+        true_distance = pair_distance(torch.where(mask.unsqueeze(-1), wide(truth), 0.0))
         radius = torch.where(is_nucleotide, NUCLEOTIDE_RADIUS, RADIUS).unsqueeze(-1)
         counted = (true_distance < radius) & mask.unsqueeze(-1) & mask.unsqueeze(-2)
         counted &= ~torch.eye(mask.shape[-1], dtype=torch.bool, device=mask.device)

@@ -33,6 +33,19 @@ class LossWeights:
     copies_at_once: int = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossShare:
+    """The part of a sample's loss that one of several ranks computes. The parts of all ranks add up.
+
+    Attributes:
+        rows: rows of the pair matrix that the rank has, of the tokens in the batch.
+        copy_weight: [S], what each of the rank's noised copies counts in the mean over all copies.
+    """
+
+    rows: slice
+    copy_weight: Tensor
+
+
 @dataclass(frozen=True)
 class TrainingLoss:
     """The loss of a batch: ``total`` to differentiate, ``terms`` to report, by name."""
@@ -46,8 +59,13 @@ class TrainingLoss:
         return {"loss": self.total.detach(), **means}
 
 
-def training_loss(batch: Mapping[str, Tensor], outputs: ModelOutputs, weights: LossWeights) -> TrainingLoss:
-    """All losses of a forward pass, in float32.
+def training_loss(
+    batch: Mapping[str, Tensor],
+    outputs: ModelOutputs,
+    weights: LossWeights,
+    share: LossShare | None = None,
+) -> TrainingLoss:
+    """All losses of a forward pass, in float32 at least; or the share of them that ``outputs`` make.
 
     The diffusion loss of a noised copy is λ(σ)·(L_mse + α_bond·L_bond) + L_smooth_lddt; a sample's is the
     mean over its copies. The reported parts are ``diffusion``, its ingredients ``mse`` (not weighted by σ),
@@ -57,25 +75,31 @@ def training_loss(batch: Mapping[str, Tensor], outputs: ModelOutputs, weights: L
     with without_autocast(outputs.denoised):
         mask = resolved_atoms(batch)
         present = mask.any(dim=-1)
+
+        def over_copies(values: Tensor) -> Tensor:
+            return values.mean(dim=1) if share is None else (values * share.copy_weight).sum(dim=1)
+
         mse = mse_loss(outputs.denoised, outputs.target, atom_weights(batch), mask)
         nucleotide = per_atom(batch, batch["is_dna"] | batch["is_rna"])
         lddt = smooth_lddt_loss(outputs.denoised, batch["coords"], mask, nucleotide, weights.copies_at_once)
-        parts = {"mse": LossTerm(mse.mean(dim=1), present)}
+        parts = {"mse": LossTerm(over_copies(mse), present)}
         scaled = mse
         if weights.bond > 0:
             bonds = polymer_ligand_bonds(batch)
             bond = bond_loss(outputs.denoised, batch["coords"], bonds)
             bonded = bonds[:, 0].bincount(minlength=len(mask)) > 0
-            parts["bond"] = LossTerm(bond.mean(dim=1), bonded)
+            parts["bond"] = LossTerm(over_copies(bond), bonded)
             scaled = mse + weights.bond * bond
         copies = sigma_weight(outputs.sigma, weights.sigma_data) * scaled + weights.smooth_lddt * lddt
-        diffusion = LossTerm(copies.mean(dim=1), present)
-        distogram = distogram_loss(batch, outputs.trunk.distogram_logits)
+        diffusion = LossTerm(over_copies(copies), present)
+        distogram = distogram_loss(
+            batch, outputs.trunk.distogram_logits, slice(None) if share is None else share.rows
+        )
         total = weights.diffusion * diffusion.mean + weights.distogram * distogram.mean
     terms = {
         "diffusion": diffusion,
         **parts,
-        "smooth_lddt": LossTerm(lddt.mean(dim=1), present),
+        "smooth_lddt": LossTerm(over_copies(lddt), present),
         "distogram": distogram,
     }
     return TrainingLoss(total, terms)

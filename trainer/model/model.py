@@ -18,7 +18,7 @@ from megafold.trainer.model.noise import (
     random_normal,
     training_noise_levels,
 )
-from megafold.trainer.model.outputs import ModelOutputs, TrunkOutputs
+from megafold.trainer.model.outputs import ModelOutputs, NoisedCopies, TrunkOutputs
 from megafold.trainer.model.trunk import Trunk
 
 
@@ -76,6 +76,17 @@ class AlphaFold3(nn.Module):
         generator: torch.Generator | None = None,
     ) -> ModelOutputs:
         """Noise ``batch["coords"]`` and denoise it, ``n_copies`` times (SI 3.7.1)."""
+        copies = self.noise_copies(batch, n_copies, generator)
+        with ops.use_backend(self.backend):
+            denoised = self.diffusion(copies.noised, copies.sigma, self.diffusion.prepare(batch, trunk))
+        return ModelOutputs(
+            trunk=trunk, denoised=denoised, noised=copies.noised, sigma=copies.sigma, target=copies.target
+        )
+
+    def noise_copies(
+        self, batch: dict[str, Tensor], n_copies: int, generator: torch.Generator | None = None
+    ) -> NoisedCopies:
+        """Move ``batch["coords"]`` at random and add noise, ``n_copies`` times (SI 3.7.1)."""
         config = self.config
         coords = batch["coords"][:, None].expand(-1, n_copies, -1, -1)
         is_atom = batch["atom_mask"][:, None, :, None]
@@ -86,9 +97,7 @@ class AlphaFold3(nn.Module):
         sigma = training_noise_levels(shape, coords, config.diffusion, config.sigma_data, generator)
         noise = random_normal(tuple(coords.shape), coords, generator)
         noised = target + is_atom * sigma[:, :, None, None] * noise
-        with ops.use_backend(self.backend):
-            denoised = self.diffusion(noised, sigma, self.diffusion.prepare(batch, trunk))
-        return ModelOutputs(trunk=trunk, denoised=denoised, noised=noised, sigma=sigma, target=target)
+        return NoisedCopies(target=target, noised=noised, sigma=sigma)
 
     @torch.no_grad()
     def sample(

@@ -26,6 +26,15 @@ class TrunkOutputs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoisedCopies:
+    """What the diffusion module is trained on; see :class:`ModelOutputs`."""
+
+    target: Tensor
+    noised: Tensor
+    sigma: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelOutputs:
     """A training forward pass. All coordinates in Å and float32; padding atoms are 0.
 

@@ -1,0 +1,125 @@
+"""Triangle updates of a sharded pair representation (algorithms 12 to 15), with the serial layers' parameters.
+
+Shapes: z [B, R, N, C_z], this rank's R of N rows (N is padded); mask [B, R, N] boolean. Residuals are the
+caller's.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megafold.trainer import ops
+from megafold.trainer.model.pairformer import PairUpdate
+from megafold.trainer.model.triangle import TriangleAttention, TriangleMultiplication
+from megafold.trainer.ops.precision import wide
+from megafold.trainer.parallel.collectives import (
+    all_to_all,
+    gather_operand,
+    join,
+    start_gather,
+    sum_scatter,
+    transpose,
+    use,
+)
+from megafold.trainer.parallel.cost import TriangleScheme, choose_triangle_scheme
+from megafold.trainer.parallel.mesh import Peers
+from megafold.trainer.parallel.shards import Shards, dropped, shared_dropout
+
+TO_CHANNELS = use("triangle_multiplication.to_channels", "both operands, rows to channels")
+FROM_CHANNELS = use("triangle_multiplication.from_channels", "the product, channels to rows")
+OPERAND = use("triangle_multiplication.operand", "one operand of the outgoing update, two ranks")
+PRODUCT = use("triangle_multiplication.product", "parts of the product of the incoming update, two ranks")
+BIAS = use("triangle_attention.bias", "rows of the attention's bias")
+TO_COLUMNS = use("rotation.to_columns", "z, rows to columns")
+TO_ROWS = use("rotation.to_rows", "z, columns to rows")
+
+
+def triangle_multiplication(
+    layer: TriangleMultiplication,
+    z: Tensor,
+    mask: Tensor,
+    peers: Peers,
+    scheme: TriangleScheme | None = None,
+) -> Tensor:
+    """[B, R, N, C_z] → [B, R, N, C_z]; ``scheme`` None: the one that moves less."""
+    c = layer.linear_out.in_features
+    layers = (layer.linear_ab, layer.linear_ab_gate, layer.linear_gate)
+    weight = torch.cat([each.weight for each in layers])
+    projected = ops.layernorm_linear(z, layer.norm_in.weight, layer.norm_in.bias, weight)
+    ab, ab_gate, gate = projected.split([each.out_features for each in layers], dim=-1)
+    ab = torch.sigmoid(ab_gate) * ab * mask.unsqueeze(-1)
+    if scheme is None:
+        scheme = choose_triangle_scheme(z.shape[2], c, peers.size)
+    product = _by_channels if scheme == "channels" else _by_operand
+    x = product(ab, layer.outgoing, peers)
+    out = ops.layernorm_linear(x, layer.norm_out.weight, layer.norm_out.bias, layer.linear_out.weight)
+    return torch.sigmoid(gate) * out
+
+
+def _product(a: Tensor, b: Tensor, outgoing: bool) -> Tensor:
+    """Σ_k a_ik b_jk or Σ_k a_ki b_kj, channels first."""
+    return a @ b.transpose(-1, -2) if outgoing else a.transpose(-1, -2) @ b
+
+
+def _by_channels(ab: Tensor, outgoing: bool, peers: Peers) -> Tensor:
+    """Every rank multiplies whole matrices, of some of the channels. [B, R, N, 2·C] → [B, R, N, C]."""
+    p, c = peers.size, ab.shape[-1] // 2
+    ab = F.pad(ab.unflatten(-1, (2, c)), (0, -c % p))
+    pieces = ab.unflatten(-1, (p, -1)).permute(4, 0, 3, 5, 1, 2)  # [P, B, 2, C/P, R, N]
+    whole = join(all_to_all(pieces, peers, TO_CHANNELS), 3)  # [B, 2, C/P, N, N]
+    x = _product(whole[:, 0], whole[:, 1], outgoing)
+    pieces = x.unflatten(2, (p, -1)).movedim(2, 0)  # [P, B, C/P, R, N]
+    x = join(all_to_all(pieces, peers, FROM_CHANNELS), 1)  # [B, C, R, N]
+    return x[:, :c].movedim(1, -1)
+
+
+def _by_operand(ab: Tensor, outgoing: bool, peers: Peers) -> Tensor:
+    """Every rank multiplies its rows, of all channels. [B, R, N, 2·C] → [B, R, N, C].
+
+    Outgoing: the product's own rows need all of b. Incoming: the sum over k is what the ranks share, and
+    the parts of the product are summed; this is the transposed case, and sends as much.
+    """
+    a, b = ab.movedim(-1, 1).chunk(2, dim=1)  # [B, C, R, N]
+    if outgoing:
+        x = _product(a, join(gather_operand(b, peers, OPERAND), 2), outgoing)
+    else:
+        parts = _product(a, b, outgoing).unflatten(2, (peers.size, -1))  # [B, C, P, R, N]
+        x = sum_scatter(parts.movedim(2, 0), peers, PRODUCT)
+    return x.movedim(1, -1)
+
+
+def triangle_attention(layer: TriangleAttention, z: Tensor, mask: Tensor, peers: Peers) -> Tensor:
+    """[B, R, N, C_z] → [B, R, N, C_z]: attention within each row.
+
+    For the ending node give rows of the transposed matrix. The bias is on its way to the other ranks while
+    queries, keys, values and gates are computed.
+    """
+    norm = layer.norm
+    bias = ops.layernorm_linear(z, norm.weight, norm.bias, layer.linear_bias.weight)
+    gathering = start_gather(bias.permute(0, 3, 1, 2), peers, BIAS)  # [B, H, R, N]
+    layers = (layer.linear_qkv, layer.linear_gate)
+    weight = torch.cat([each.weight for each in layers])
+    projected = ops.layernorm_linear(z, norm.weight, norm.bias, weight)
+    qkv, gate = projected.split([each.out_features for each in layers], dim=-1)
+    # [B, R, N, 3·H·D] → three of [B, R, H, N, D]
+    q, k, v = qkv.unflatten(-1, (3, layer.n_head, -1)).permute(3, 0, 1, 4, 2, 5)
+    # Wide, so that the ranks' parts of its gradient are not rounded before they are summed.
+    o = ops.evoattention(q, k, v, wide(join(gathering.wait(), 2)), mask)
+    out: Tensor = layer.linear_out(torch.sigmoid(gate) * o.transpose(2, 3).flatten(-2))
+    return out
+
+
+def pair_update(block: PairUpdate, z: Tensor, pair_mask: Tensor, shards: Shards) -> Tensor:
+    """[B, R, N, C_z] → [B, R, N, C_z], residuals included: algorithm 17, lines 2 to 6.
+
+    ``pair_mask`` is symmetric: the same shard of it serves rows and columns.
+    """
+    peers = shards.peers
+    for multiplication in (block.multiplication_outgoing, block.multiplication_incoming):
+        update = triangle_multiplication(multiplication, z, pair_mask, peers)
+        z = z + dropped(update, shared_dropout(block.dropout_row, z, shards))
+    update = triangle_attention(block.attention_starting, z, pair_mask, peers)
+    z = transpose(z + dropped(update, shared_dropout(block.dropout_row, z, shards)), peers, TO_COLUMNS)
+    update = triangle_attention(block.attention_ending, z, pair_mask, peers)
+    z = z + dropped(update, shared_dropout(block.dropout_column, z, shards))
+    return transpose(z + block.transition(z), peers, TO_ROWS)
