@@ -120,7 +120,7 @@ def test_interrupted_by_ctrl_c_says_how_to_go_on(built, sample, tmp_path):
     cache = tmp_path / "cache"
     command = [sys.executable, "-m", "megafold", "cache", "build", sample / "structures", cache]
     process = subprocess.Popen(
-        [*command, "--alignments", sample / "alignments", "--workers", "1"],
+        [*command, "--alignments", sample / "alignments", "--clusters", "none", "--workers", "1"],
         cwd=ROOT,
         start_new_session=True,
         stderr=subprocess.PIPE,
@@ -369,6 +369,8 @@ def test_table_of_files_gives_the_same_objects_as_folders(built, sample, tmp_pat
         "build",
         table,
         tmp_path / "cache",
+        "--clusters",
+        "none",
         "--workers",
         "0",
     ]
