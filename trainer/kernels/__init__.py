@@ -1,5 +1,11 @@
 """Back end ``triton``: importing this registers the kernels."""
 
-from megafold.trainer.kernels.evoattention import operator as operator
+from megafold.trainer.kernels.evoattention import operator as evoattention_operator
+from megafold.trainer.kernels.layernorm import operator as layernorm_operator
+from megafold.trainer.kernels.transition import operator as transition_operator
 
-__all__ = ["operator"]
+__all__ = [
+    "evoattention_operator",
+    "layernorm_operator",
+    "transition_operator",
+]

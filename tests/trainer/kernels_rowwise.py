@@ -1,0 +1,327 @@
+"""Checks of the operators that work on one row at a time; ``test_kernels_rowwise.py`` runs them in Triton's
+interpreter.
+
+On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_rowwise.py``.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+
+from megafold.trainer import ops
+from megafold.trainer.kernels.layernorm import operator as layernorm
+from megafold.trainer.kernels.transition import composed, fused
+from megafold.trainer.kernels.transition import operator as transition
+from megafold.trainer.ops.registry import Operator
+
+DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
+# The interpreter's bfloat16 dot is wrong.
+HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16
+if DEVICE == "cuda" and not torch.cuda.is_available():
+    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """``torch.empty`` gives NaN: whatever a kernel leaves unwritten shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def parameter(*shape: int, dtype: torch.dtype = torch.float32, around: float = 0.0) -> Tensor:
+    scale = 0.3 if len(shape) == 1 else shape[-1] ** -0.5
+    return (around + scale * torch.randn(*shape, device=DEVICE)).to(dtype).requires_grad_()
+
+
+def layernorm_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:
+    c = shape[-1]
+    x = (0.5 + 2 * torch.randn(*shape, device=DEVICE)).to(dtype).requires_grad_()
+    return {"x": x, "weight": parameter(c, around=1.0), "bias": parameter(c)}
+
+
+def swiglu_inputs(shape: tuple[int, ...], dtype: torch.dtype, expansion: int = 1) -> dict[str, Tensor]:
+    c = shape[-1]
+    return {
+        "x": parameter(*shape[:-1], c, dtype=dtype),
+        "weight_in": parameter(2 * expansion * c, c, dtype=dtype),
+        "weight_out": parameter(c, expansion * c, dtype=dtype),
+    }
+
+
+def transition_inputs(shape: tuple[int, ...], dtype: torch.dtype, expansion: int = 1) -> dict[str, Tensor]:
+    norm = layernorm_inputs(shape, dtype)
+    products = swiglu_inputs(shape, dtype, expansion)
+    return {
+        "x": norm["x"], "norm_weight": norm["weight"], "norm_bias": norm["bias"],
+        "weight_in": products["weight_in"], "weight_out": products["weight_out"],
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An operator under test; ``shape`` is the smallest of its inputs that does not fit its tiles."""
+
+    ours: Callable[..., Tensor]
+    reference: Operator[..., Tensor]
+    inputs: Callable[..., dict[str, Tensor]]
+    shape: tuple[int, ...]
+
+    def case(
+        self, shape: tuple[int, ...] | None = None, dtype: torch.dtype = torch.float32, **more: Any
+    ) -> "Case":
+        torch.manual_seed(0)
+        inputs = self.inputs(shape or self.shape, dtype, **more)
+        grad = torch.randn_like(self.reference.naive(**inputs))
+        return Case(self, inputs, grad)
+
+
+SUBJECTS = {
+    "layernorm": Subject(layernorm.layernorm, ops.layernorm, layernorm_inputs, (3, 7, 48)),
+    "transition": Subject(transition.transition, ops.transition, transition_inputs, (3, 15, 64)),
+    "swiglu": Subject(transition.swiglu, ops.swiglu, swiglu_inputs, (3, 5, 64)),
+}
+each_operator = pytest.mark.parametrize("name", SUBJECTS)
+
+
+@dataclass
+class Case:
+    subject: Subject
+    inputs: dict[str, Any]
+    grad: Tensor
+
+    def results(
+        self, function: Callable[..., Tensor] | None = None, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """Output and gradients of ``function`` (ours); ``dtype``: of everything, None: as it is."""
+        inputs = {
+            name: t if t is None or dtype is None else t.detach().to(dtype).requires_grad_(t.requires_grad)
+            for name, t in self.inputs.items()
+        }
+        leaves = {n: t for n, t in inputs.items() if t is not None and t.requires_grad}
+        out = (function or self.subject.ours)(**inputs)
+        gradients = torch.autograd.grad(out, list(leaves.values()), self.grad.to(out.dtype)) if leaves else ()
+        return {"out": out.detach()} | dict(zip(leaves, gradients, strict=True))
+
+    def assert_as_exact_as_eager(self) -> None:
+        """Every result within a factor of the error that the reference makes in the same dtype."""
+        ours = self.results()
+        exact = self.results(self.subject.reference.naive, torch.float64)
+        eager = self.results(self.subject.reference.naive)
+        for name, value in ours.items():
+            assert torch.isfinite(value).all(), name
+            assert value.dtype == eager[name].dtype, name
+            assert value.shape == eager[name].shape, name
+            # The floor: the rounding of the result, which eager is free of where it is exact by chance; in
+            # float32 also that of the sums, which are taken in another order.
+            floor = torch.finfo(value.dtype).eps * (1 if value.dtype == torch.float32 else 0.25)
+            allowed = 1.3 * max(relative(eager[name], exact[name]), floor)
+            assert relative(value, exact[name]) <= allowed, name
+
+
+def relative(value: Tensor, exact: Tensor) -> float:
+    norm = exact.norm().item()
+    return (value.double() - exact).norm().item() / (norm if norm > 0 else 1.0)
+
+
+@each_operator
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_errors_against_float64_stay_near_those_of_eager(name, dtype):
+    SUBJECTS[name].case(dtype=dtype).assert_as_exact_as_eager()
+
+
+@each_operator
+def test_one_row(name):
+    # Not in float32, where the rounding of one sum is chance.
+    SUBJECTS[name].case((1, SUBJECTS[name].shape[-1]), HALF).assert_as_exact_as_eager()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 64, 130, 384])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_layernorm_of_any_width(channels, dtype):
+    if channels > 1:
+        return SUBJECTS["layernorm"].case((70, channels), dtype).assert_as_exact_as_eager()
+    case = SUBJECTS["layernorm"].case((70, channels), dtype)
+    # One channel is its own mean: what is left is the offset, and x has no gradient.
+    results = case.results()
+    assert torch.count_nonzero(results["x"]) == 0
+    torch.testing.assert_close(results["out"], case.inputs["bias"].detach().to(dtype).expand(70, 1))
+    return None
+
+
+@pytest.mark.parametrize("parameters", [(), ("weight",), ("bias",)])
+def test_layernorm_without_weight_or_bias(parameters):
+    case = SUBJECTS["layernorm"].case(dtype=HALF)
+    for name in ("weight", "bias"):
+        if name not in parameters:
+            case.inputs[name] = None
+    case.assert_as_exact_as_eager()
+
+
+@pytest.mark.parametrize(("shape", "expansion"), [((9, 48), 2), ((9, 64), 2), ((5, 128), 1), ((3, 96), 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_transition_fused_or_composed(shape, expansion, dtype):
+    SUBJECTS["transition"].case(shape, dtype, expansion=expansion).assert_as_exact_as_eager()
+
+
+@pytest.mark.parametrize("shape", [(300, 64), (300, 48)])
+def test_transition_in_several_strips(monkeypatch, shape):
+    monkeypatch.setattr(fused, "STRIP_BYTES", 300_000)
+    monkeypatch.setattr(composed, "STRIP_BYTES", 300_000)
+    SUBJECTS["transition"].case(shape).assert_as_exact_as_eager()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        (name, wanted)
+        for name in SUBJECTS
+        for n in (0, 1, 2)
+        for wanted in itertools.combinations(SUBJECTS[name].case().inputs, n)
+    ],
+)
+def test_each_subset_of_gradients(name, wanted):
+    case = SUBJECTS[name].case((5, SUBJECTS[name].shape[-1]))
+    for other, tensor in case.inputs.items():
+        tensor.requires_grad_(other in wanted)
+    case.assert_as_exact_as_eager()
+
+
+@each_operator
+def test_strided_inputs_and_expanded_gradients(name):
+    subject = SUBJECTS[name]
+    channels = subject.shape[-1]
+    case = subject.case((4, 6, channels))
+    x = case.inputs["x"].detach()
+    case.grad = torch.randn(1, 1, case.grad.shape[-1], device=DEVICE).expand_as(case.grad)
+    for strided in (
+        x.transpose(0, 1).contiguous().transpose(0, 1),
+        torch.cat([x, x], -1)[..., :channels],
+        torch.stack([x, x], -1)[..., 0],
+        x[:1].expand_as(x),
+    ):
+        case.inputs["x"] = strided.requires_grad_()
+        case.assert_as_exact_as_eager()
+    case.grad = torch.randn_like(case.grad).transpose(0, 1).contiguous().transpose(0, 1)
+    case.assert_as_exact_as_eager()
+
+
+@each_operator
+def test_runs_are_bitwise_equal(name):
+    case = SUBJECTS[name].case((150, SUBJECTS[name].shape[-1]))
+    first, second = (case.results() for _ in range(2))
+    for key, value in first.items():
+        assert torch.equal(value, second[key]), key
+
+
+@each_operator
+def test_autocast_decides_the_dtype(name):
+    case = SUBJECTS[name].case()
+    with torch.autocast(DEVICE, dtype=HALF):
+        out = SUBJECTS[name].ours(**case.inputs)
+    assert out.dtype == HALF
+    gradients = torch.autograd.grad(out.float().sum(), list(case.inputs.values()))
+    assert {g.dtype for g in gradients} == {torch.float32}
+
+
+@each_operator
+def test_second_derivative_raises(name):
+    case = SUBJECTS[name].case()
+    out = SUBJECTS[name].ours(**case.inputs)
+    (gradient,) = torch.autograd.grad(out.square().sum(), [case.inputs["x"]], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+    out = getattr(torch.ops.megafold, name)(*case.inputs.values(), torch.float32)
+    (gradient,) = torch.autograd.grad(out.square().sum(), [case.inputs["x"]], create_graph=True)
+    with pytest.raises(RuntimeError, match=f"{name} cannot be differentiated twice"):
+        gradient.sum().backward()
+
+
+@each_operator
+def test_operator_check(name):
+    case = SUBJECTS[name].case((5, SUBJECTS[name].shape[-1]))
+    torch.library.opcheck(
+        getattr(torch.ops.megafold, name).default,
+        (*case.inputs.values(), torch.float32),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+@each_operator
+def test_one_graph_under_compile(name):
+    torch.use_deterministic_algorithms(False)
+    case = SUBJECTS[name].case()
+
+    def scaled(**inputs):
+        return SUBJECTS[name].ours(**inputs) * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(scaled, fullgraph=True, backend="aot_eager", dynamic=False)
+    ours, reference = case.results(compiled), case.results(scaled)
+    for key, value in ours.items():
+        torch.testing.assert_close(value, reference[key], rtol=0, atol=0)
+
+
+@each_operator
+def test_recomputed_by_a_checkpoint(name):
+    case = SUBJECTS[name].case()
+
+    def again(**inputs):
+        return torch.utils.checkpoint.checkpoint(SUBJECTS[name].ours, **inputs, use_reentrant=False)
+
+    ours, reference = case.results(again), case.results()
+    for key, value in ours.items():
+        assert torch.equal(value, reference[key]), key
+
+
+@each_operator
+def test_registered_for_the_triton_back_end(name):
+    case = SUBJECTS[name].case()
+    with ops.use_backend("triton"):
+        out = getattr(ops, name)(**case.inputs)
+        assert ops.backend_report()[name] == "triton"
+    assert torch.equal(out, SUBJECTS[name].ours(**case.inputs))
+
+
+def test_what_the_kernels_do_not_take_is_said():
+    x = torch.zeros(2, 64, device=DEVICE)
+    assert layernorm.unsupported(x) is None
+    assert "float64" in str(layernorm.unsupported(x.double()))
+    assert "16384 channels" in str(layernorm.unsupported(x.new_zeros(1, 16384)))
+    assert "empty" in str(layernorm.unsupported(x[:0]))
+    assert "float64" in str(transition.unsupported(x, x.double(), x))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@each_operator
+def test_a_cuda_graph_replays(name):
+    case = SUBJECTS[name].case(dtype=HALF)
+    leaves = list(case.inputs.values())
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        reference = case.results()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = SUBJECTS[name].ours(**case.inputs)
+        gradients = torch.autograd.grad(out, leaves, case.grad)
+    graph.replay()
+    torch.cuda.synchronize()
+    for ours, expected in zip((out, *gradients), reference.values(), strict=True):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_many_row_counts_on_the_gpu(name, dtype):
+    for rows in (1, 2, 63, 64, 65, 257, 1000):
+        for channels in (64, 128, 256, 384):
+            SUBJECTS[name].case((rows, channels), dtype).assert_as_exact_as_eager()

@@ -1,0 +1,1 @@
+"""Layer normalisation: ``kernel`` on the device, ``operator`` around it."""

@@ -1,0 +1,1 @@
+"""SwiGLU transitions: ``kernel`` on the device, ``fused`` and ``composed`` around it, ``operator``."""

@@ -1,0 +1,91 @@
+"""SwiGLU transitions as torch operators with their backward, registered for the back end ``triton``."""
+
+import torch
+from torch import Tensor
+
+from megafold.trainer.kernels.differentiable import Differentiable
+from megafold.trainer.kernels.layernorm.operator import FLOATS, INTERPRETED, MOST_CHANNELS
+from megafold.trainer.kernels.transition import composed, fused
+from megafold.trainer.kernels.transition.fused import Parameters, fits
+from megafold.trainer.ops.precision import result_dtype
+from megafold.trainer.ops.registry import register
+
+
+def _transition(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight_in: Tensor,
+    weight_out: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    way = fused if fits(x, weight_in, weight_out, dtype) else composed
+    return way.forward(x, Parameters(norm_weight, norm_bias, weight_in, weight_out), dtype)
+
+
+def _transition_backward(
+    grad: Tensor, x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor,
+    wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    way = fused if fits(x, weight_in, weight_out, grad.dtype) else composed
+    return way.backward(grad, x, Parameters(norm_weight, norm_bias, weight_in, weight_out), wanted)
+
+
+def _swiglu(x: Tensor, weight_in: Tensor, weight_out: Tensor, dtype: torch.dtype) -> Tensor:
+    way = fused if fits(x, weight_in, weight_out, dtype) else composed
+    return way.forward(x, Parameters(None, None, weight_in, weight_out), dtype)
+
+
+def _swiglu_backward(
+    grad: Tensor, x: Tensor, weight_in: Tensor, weight_out: Tensor, wanted: list[bool]
+) -> list[Tensor]:
+    way = fused if fits(x, weight_in, weight_out, grad.dtype) else composed
+    want_x, *want_weights = wanted
+    dx, _scale, _shift, *dweights = way.backward(
+        grad, x, Parameters(None, None, weight_in, weight_out), [want_x, False, False, *want_weights]
+    )
+    return [dx, *dweights]
+
+
+def _shape(x: Tensor, *parameters: Tensor) -> tuple[int, ...]:
+    return (*x.shape[:-1], parameters[-1].shape[0])
+
+
+_transition_operator = Differentiable("transition", _transition, _transition_backward, _shape)
+_swiglu_operator = Differentiable("swiglu", _swiglu, _swiglu_backward, _shape)
+
+
+def unsupported(x: Tensor, weight_in: Tensor, weight_out: Tensor) -> str | None:
+    """Why the kernels cannot take swiglu's arguments; None: they can."""
+    return _unsupported(x, weight_in, weight_out)
+
+
+def unsupported_norm(
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor
+) -> str | None:
+    """Why the kernels cannot take transition's arguments; None: they can."""
+    return _unsupported(x, norm_weight, norm_bias, weight_in, weight_out)
+
+
+def _unsupported(x: Tensor, *parameters: Tensor) -> str | None:
+    if x.device.type != "cuda" and not INTERPRETED:
+        return f"device {x.device.type}"
+    if result_dtype(x) not in FLOATS or any(t.dtype not in FLOATS for t in (x, *parameters)):
+        return f"dtypes {', '.join(str(t.dtype) for t in (x, *parameters))}"
+    if x.shape[-1] > MOST_CHANNELS:
+        return f"{x.shape[-1]} channels"
+    return "empty" if x.numel() == 0 else None
+
+
+@register("transition", "triton", supports=unsupported_norm)
+def transition(
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor
+) -> Tensor:
+    """See :func:`megafold.trainer.ops.transition.transition`."""
+    return _transition_operator(x, norm_weight, norm_bias, weight_in, weight_out, result_dtype(x))
+
+
+@register("swiglu", "triton", supports=unsupported)
+def swiglu(x: Tensor, weight_in: Tensor, weight_out: Tensor) -> Tensor:
+    """See :func:`megafold.trainer.ops.transition.swiglu`."""
+    return _swiglu_operator(x, weight_in, weight_out, result_dtype(x))

@@ -1,0 +1,53 @@
+"""Tile sizes of the fused transition, by architecture, bytes of the dtype and channels; measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Tile:
+    """``rows`` by ``hidden`` channels at a time (of the weights' kernel: hidden by rows at a time)."""
+
+    rows: int
+    hidden: int
+    warps: int
+    stages: int
+
+    def options(self) -> dict[str, int]:
+        """What a launch takes of it beside the kernel's own parameters."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """One tile for each kernel; ``programs``: of the weights' kernel, on a multiprocessor."""
+
+    forward: Tile
+    input: Tile
+    weights: Tile
+    programs: int = 2
+
+
+#: Fits the smallest shared memory (64 KiB on CDNA).
+_SAFE: Final = Tiles(forward=Tile(64, 32, 4, 1), input=Tile(64, 32, 4, 1), weights=Tile(64, 64, 4, 2))
+_SAFE_WIDE: Final = Tiles(forward=Tile(32, 16, 4, 1), input=Tile(32, 16, 4, 1), weights=Tile(32, 32, 4, 1))
+#: (architecture, bytes of the dtype, channels) → tiles.
+_TABLE: Final[dict[tuple[str, int, int], Tiles]] = {
+    ("cuda:90", 2, 128): Tiles(
+        forward=Tile(64, 64, 4, 2), input=Tile(64, 32, 4, 3), weights=Tile(64, 128, 8, 3)
+    ),
+}
+#: Every number of rows a strip may have is a multiple of every tile's.
+ROW_MULTIPLE: Final = 128
+
+
+def tiles(target: str, item_size: int, channels: int) -> Tiles:
+    """The tiles for rows of ``channels`` in a dtype of ``item_size`` bytes."""
+    return _TABLE.get((target, item_size, channels)) or (_SAFE if item_size == 2 else _SAFE_WIDE)
+
+
+def known_tiles(target: str) -> Mapping[tuple[str, int, int], Tiles]:
+    """All that :func:`tiles` may give on an architecture, with what it is for."""
+    fallback = {("any", 2, 128): _SAFE, ("any", 4, 128): _SAFE_WIDE}
+    return fallback | {key: found for key, found in _TABLE.items() if key[0] == target}
