@@ -21,17 +21,16 @@ AVERAGED: Final = 50
 def main(folder: Path) -> None:
     """Run the demo in ``folder``, going on where an earlier run stopped."""
     corpus, cache, run = folder / "corpus", folder / "cache", folder / "run"
-    structures, alignments = str(corpus / "structures"), str(corpus / "alignments")
+    structures = str(corpus / "structures")
+    more = ("--alignments", str(corpus / "alignments"), "--clusters", str(corpus / "clusters.tsv"))
     started = time.monotonic()
     _say("1. A small corpus of made-up molecules, chemically real")
     if not corpus.exists():
         _run("sample-corpus", str(corpus), "--entries", str(ENTRIES))
     _say("2. Featurize it once, into a cache")
-    _run("cache", "build", structures, str(cache), "--alignments", alignments)
+    _run("cache", "build", structures, str(cache), *more)
     _say("3. Is the cache whole, does it fit its corpus, does it come out the same again?")
-    _run(
-        "cache", "verify", str(cache), "--corpus", structures, "--alignments", alignments, "--recompute", "3"
-    )
+    _run("cache", "verify", str(cache), "--corpus", structures, *more, "--recompute", "3")
     _say(f"4. {SAMPLES} random crops from it")
     crop = folder / "crop.png"
     _stream(cache, crop)
