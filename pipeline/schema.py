@@ -220,6 +220,7 @@ STRUCTURE: Final = ObjectSpec(
         "canonical one-letter over the full SEQRES ('' for ligands), `components` its component indices",
         "chains": "columns of strings, one item a chain: {label_asym_id, auth_asym_id, operator}",
         "filtered": "what the filters removed: {reason: count}",
+        "changed": "what was corrected or added: {reason: count}",
         "warnings": "list of strings",
     },
     arrays=(

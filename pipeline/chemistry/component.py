@@ -45,6 +45,8 @@ class Component:
         parent: code of the standard component it is a modification of, '' for none; ``THR, TYR, GLY`` where
             it stands for several.
         atom_names: [N_atom] names, unique.
+        alt_names: [N_atom] names that an older dictionary had, '' or the same where none; empty where no
+            definition tells. Not part of the digest: no feature depends on them.
         elements: [N_atom] int16 atomic numbers, 0 for unknown.
         charges: [N_atom] int16 formal charges.
         leaving: [N_atom] bool, leaves when the component is linked.
@@ -66,6 +68,7 @@ class Component:
     type: str = "NON-POLYMER"
     one_letter: str = ""
     parent: str = ""
+    alt_names: tuple[str, ...] = ()
     atom_names: tuple[str, ...]
     elements: NDArray[np.int16]
     charges: NDArray[np.int16]

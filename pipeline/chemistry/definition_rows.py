@@ -60,6 +60,7 @@ def component_from_rows(code: str, header: Rows, atoms: Rows, bonds: Rows) -> Co
         type=_single(header, "type").upper() or "NON-POLYMER",
         one_letter=_single(header, "one_letter_code"),
         parent=_single(header, "mon_nstd_parent_comp_id"),
+        alt_names=tuple(atoms.text("alt_atom_id")),
         atom_names=names,
         elements=np.array(elements, np.int16),
         charges=np.nan_to_num(atoms.numbers("charge")).round().astype(np.int16),

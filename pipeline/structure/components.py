@@ -9,17 +9,15 @@ from numpy.typing import NDArray
 from megafold.pipeline.chemistry import Component, ComponentDictionary
 from megafold.pipeline.errors import StructureError
 from megafold.pipeline.schema import RESTYPES
+from megafold.pipeline.structure.elements import NON_METALS
 from megafold.pipeline.structure.entry import AtomSites, ParsedEntry, Report
-from megafold.pipeline.structure.renaming import match_names
+from megafold.pipeline.structure.renaming import match_names, older_names
 
 #: Codes that stand for atoms nobody could identify.
 UNKNOWN_LIGANDS: Final = frozenset({"UNX", "UNL"})
 
 #: A dictionary's definition that knows fewer than this share of the heavy atoms in the file is a namesake.
 _LEAST_KNOWN: Final = 0.5
-
-#: Elements that form covalent bonds; bonds to others are drawn in one dictionary and not in another.
-NON_METALS: Final = frozenset({1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 52, 53})
 
 
 class ComponentResolver:
@@ -61,6 +59,7 @@ class ComponentResolver:
         observed = self._observed.get(code, {})
         if known is not None and known.heavy.any():
             if code in RESTYPES or not observed:
+                self._translate(code, known, observed)
                 return known
             if own is not None and _differ(own, known, observed):
                 self._report.warn(
@@ -69,7 +68,8 @@ class ComponentResolver:
                 )
                 return own.as_own()
             share = sum(name in known.atom_index for name in observed) / len(observed)
-            if share < 1 and code not in UNKNOWN_LIGANDS and self._rename(code, known):
+            is_renamed = share < 1 and code not in UNKNOWN_LIGANDS
+            if is_renamed and (self._translate(code, known, observed) or self._rename(code, known)):
                 return known
             if share >= _LEAST_KNOWN:
                 return known
@@ -81,6 +81,22 @@ class ComponentResolver:
             self._report.warn(f"component {code}: no dictionary has its atoms; they are taken from the file")
             return Component.from_atoms(code, list(observed), list(observed.values()))
         raise self._unknown(code, "it is in no dictionary")
+
+    def _translate(self, code: str, known: Component, observed: Mapping[str, int]) -> bool:
+        """Whether older names explain all of the file's atoms; remembers them, all or not.
+
+        Only a standard residue is known well enough to take some names and leave the others.
+        """
+        found = older_names(known, observed)
+        explained = set(observed) <= {*known.atom_index, *found}
+        if found and (explained or code in RESTYPES):
+            self._aliases[code] = {name: found.get(name, name) for name in (*known.atom_index, *found)}
+            example = next(iter(found))
+            self._report.warn(
+                f"component {code}: {len(found)} older atom names are read as the dictionary's "
+                f"({example} as {found[example]})"
+            )
+        return bool(found) and explained
 
     def _rename(self, code: str, known: Component) -> bool:
         """Whether the file's atoms are the definition's under other names; remembers which."""

@@ -2,7 +2,7 @@
 coordinates."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,8 +12,9 @@ from megafold.pipeline.schema import BondKind
 from megafold.pipeline.structure.atom_sites import WATERS
 from megafold.pipeline.structure.chains import BACKBONE_LINKS
 from megafold.pipeline.structure.cif import MISSING
-from megafold.pipeline.structure.components import NON_METALS
+from megafold.pipeline.structure.elements import NON_METALS
 from megafold.pipeline.structure.entry import Connection, Partner, Report
+from megafold.pipeline.structure.inferred import infer_bonds
 from megafold.pipeline.structure.layout import Layout
 
 _ORDERS: Final = {"sing": 1, "doub": 2, "trip": 3}
@@ -66,8 +67,8 @@ class LinkReader:
             self._by_auth[chain.source_asym, residue.auth_seq, residue.ins_code].append(index)
             self._by_author[chain.auth_asym_id, residue.auth_seq, residue.ins_code].append(index)
 
-    def read(self) -> list[Link]:
-        """All links, sorted by atoms.
+    def read(self, *, infer: bool, infer_metals: bool) -> list[Link]:
+        """All links, sorted by atoms; those that only geometry shows where they are to be inferred.
 
         The backbone bonds of polymers, which are implied, are not among them.
         """
@@ -75,6 +76,8 @@ class LinkReader:
         self._add_branches()
         self._add_odd_backbones()
         self._close_rings()
+        if infer:
+            self._add_inferred(infer_metals)
         return [self._links[key] for key in sorted(self._links)]
 
     def _add(self, link: Link) -> None:
@@ -96,7 +99,7 @@ class LinkReader:
                 metal_free += 1
                 continue
             across = row.first.symmetry != row.second.symmetry
-            kind = self._kind(row, first, second)
+            kind = self._kind(row.type, first, second)
             if not (first_taken and second_taken) and not self._is_close(first, second, row, kind):
                 continue
             order = 1 if kind == BondKind.DISULFIDE else _ORDERS.get(row.order, 0)
@@ -145,11 +148,11 @@ class LinkReader:
     def _distance(self, first: int, second: int) -> float:
         return float(np.linalg.norm(self._layout.coords[first] - self._layout.coords[second]))
 
-    def _kind(self, row: Connection, first: int, second: int) -> BondKind:
-        if row.type == "metalc":
+    def _kind(self, type_: str, first: int, second: int) -> BondKind:
+        if type_ == "metalc":
             return BondKind.METAL
         both_sulfur = self._layout.element[first] == self._layout.element[second] == _SULFUR
-        if row.type == "disulf" or both_sulfur:
+        if type_ == "disulf" or both_sulfur:
             return BondKind.DISULFIDE
         if self._is_head_to_tail(first, second):
             return BondKind.CYCLISATION
@@ -250,6 +253,31 @@ class LinkReader:
                         )
                     self._add(Link(first=head, second=tail, order=1, kind=BondKind.CYCLISATION))
             start = end
+
+    def _add_inferred(self, metals: bool) -> None:
+        """Bonds that the file does not tell of."""
+        before = len(self._links)
+        for bond in infer_bonds(self._layout, self._bonds_taken(), metals):
+            kind = self._kind("metalc" if bond.is_metal else "covale", bond.first, bond.second)
+            order = 1 if kind in (BondKind.DISULFIDE, BondKind.GLYCOSIDIC) else 0
+            self._add(Link(first=bond.first, second=bond.second, order=order, kind=kind))
+        found = len(self._links) - before
+        self._report.change("bonds_inferred", found)
+        if found:
+            self._report.warn(f"{found} bonds between residues are told by geometry, not by the file")
+
+    def _bonds_taken(self) -> Counter[int]:
+        """How many bonds to other residues each atom has, those along the backbones included."""
+        layout = self._layout
+        taken = Counter(atom for first, second, _ in self._links for atom in (first, second))
+        mol_types = np.array([chain.mol_type for chain in layout.chains], np.int64).reshape(-1)
+        mol_type = mol_types[layout.chain_of_residue]
+        same_chain = np.diff(layout.chain_of_residue) == 0
+        for kind, (tail, head) in BACKBONE_LINKS.items():
+            tails, heads = layout.named_atoms([tail])[:-1], layout.named_atoms([head])[1:]
+            linked = same_chain & (mol_type[1:] == kind) & (tails >= 0) & (heads >= 0)
+            taken.update(tails[linked].tolist() + heads[linked].tolist())
+        return taken
 
 
 def is_chemical(link: Link) -> bool:

@@ -135,15 +135,21 @@ class Generator:
 
 @dataclass(kw_only=True)
 class Report:
-    """What was removed, by reason, and what the user should know."""
+    """What was removed and what was changed, by reason, and what the user should know."""
 
     filtered: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
 
     def remove(self, reason: str, count: int) -> None:
         """Count ``count`` things removed for ``reason``; nothing for none."""
         if count:
             self.filtered[reason] += int(count)
+
+    def change(self, reason: str, count: int) -> None:
+        """Count ``count`` things changed or added for ``reason``; nothing for none."""
+        if count:
+            self.changed[reason] += int(count)
 
     def warn(self, message: str) -> None:
         """Add a warning, once."""
@@ -164,6 +170,7 @@ class ParsedEntry:
         branch_numbers: (``label_asym_id``, author's number) → number in the branched entity.
         asym_order: the file's order of chains, those of ``_struct_asym`` first.
         connections: bonds between residues.
+        tells_connections: the file has ``struct_conn`` rows, of whatever type.
         generators, operators: assemblies; operators are [3, 4] matrices by id.
         is_expanded: the file says that its coordinates are an assembly already.
         definitions: components that the file defines itself, by code.
@@ -181,6 +188,7 @@ class ParsedEntry:
     branch_numbers: dict[tuple[str, int], int]
     asym_order: list[str]
     connections: list[Connection]
+    tells_connections: bool
     generators: list[Generator]
     operators: dict[str, NDArray[np.float64]]
     is_expanded: bool

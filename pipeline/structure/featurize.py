@@ -17,6 +17,7 @@ from megafold.pipeline.structure.assembly import Assembly, Copy, choose_assembly
 from megafold.pipeline.structure.chains import Chain, build_chains
 from megafold.pipeline.structure.components import ComponentResolver
 from megafold.pipeline.structure.connections import LinkReader
+from megafold.pipeline.structure.corrections import with_methionine, with_ordered_arginines
 from megafold.pipeline.structure.entry import ParsedEntry, Report
 from megafold.pipeline.structure.expand import Expansion, assembly_bonds, move_copies
 from megafold.pipeline.structure.filters import (
@@ -34,7 +35,7 @@ from megafold.pipeline.structure.tokens import tokenise
 from megafold.pipeline.structure.unit import Unit, make_unit
 
 #: Raise it whenever the stage's output changes for any input.
-STRUCTURE_VERSION: Final = 1
+STRUCTURE_VERSION: Final = 2
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,14 @@ def featurize_structure(
     options = options or StructureOptions()
     report = Report()
     parsed = parse_structure(path, entry, report)
+    if options.convert_selenomethionine:
+        parsed = with_methionine(parsed, report)
     resolver = ComponentResolver(parsed, dictionary, entry, report)
     chains = build_chains(parsed, resolver, report)
     layout = lay_out(chains, parsed.sites, resolver, report)
-    unit = _unit(layout, parsed, report)
+    if options.order_arginine:
+        layout = with_ordered_arginines(layout, report)
+    unit = _unit(layout, parsed, options, report)
     check_polymer_count(unit, options, entry)
     assembly = choose_assembly(parsed, chains, options.assembly, entry, report)
     reasons = removed_chains(unit, parsed.method, options)
@@ -92,10 +97,11 @@ def featurize_structure(
     return StructureResult(make_content("structure", arrays, attributes), own)
 
 
-def _unit(layout: Layout, parsed: ParsedEntry, report: Report) -> Unit:
+def _unit(layout: Layout, parsed: ParsedEntry, options: StructureOptions, report: Report) -> Unit:
     if not layout.resolved.any():
         report.warn("no atom has coordinates")
-    links = LinkReader(layout, parsed.connections, parsed.sites.alt_names, report).read()
+    reader = LinkReader(layout, parsed.connections, parsed.sites.alt_names, report)
+    links = reader.read(infer=options.infer_bonds, infer_metals=not parsed.tells_connections)
     keep = kept_atoms(layout, links, report)
     return make_unit(layout, keep, tokenise(layout, keep), links)
 
@@ -188,6 +194,7 @@ class _Writer:
                 "operator": [copy.operator for copy in self._copies],
             },
             "filtered": dict(sorted(self._report.filtered.items())),
+            "changed": dict(sorted(self._report.changed.items())),
             "warnings": self._report.warnings,
         }
 

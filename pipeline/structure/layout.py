@@ -3,6 +3,7 @@ them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from megafold.pipeline.chemistry import Component
 from megafold.pipeline.structure.chains import Chain, Residue
 from megafold.pipeline.structure.components import ComponentResolver
 from megafold.pipeline.structure.entry import AtomSites, Report
+
+#: The pair of an arginine's atoms whose names may be exchanged.
+ARGININE_PAIR: Final = ("NH1", "NH2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,7 @@ class Layout:
         occupancy_b: [N, 2] occupancy and B factor, NaN where unresolved.
         slots, file_slots: for each component, places of its heavy atoms by the definition's and the file's
             names.
+        exchanged: arginines whose NH1 and NH2 are the other way round in the file.
     """
 
     chains: list[Chain]
@@ -47,6 +52,7 @@ class Layout:
     occupancy_b: NDArray[np.float64]
     slots: list[dict[str, int]]
     file_slots: list[dict[str, int]]
+    exchanged: frozenset[int] = frozenset()
 
     @property
     def resolved(self) -> NDArray[np.bool_]:
@@ -59,6 +65,8 @@ class Layout:
 
     def atom(self, residue: int, name: str) -> int:
         """Index of a residue's heavy atom by its name in the file, -1 where its component has none."""
+        if residue in self.exchanged and name in ARGININE_PAIR:
+            name = ARGININE_PAIR[name == ARGININE_PAIR[0]]
         slot = self.file_slots[int(self.component_of_residue[residue])].get(name, -1)
         return -1 if slot < 0 else int(self.first_atom[residue]) + slot
 
@@ -129,7 +137,7 @@ def lay_out(chains: list[Chain], sites: AtomSites, resolver: ComponentResolver, 
 
 
 def _file_slots(slots: dict[str, int], aliases: dict[str, str]) -> dict[str, int]:
-    return {name: slots[target] for name, target in aliases.items()} if aliases else slots
+    return {name: slots[target] for name, target in aliases.items() if target in slots} if aliases else slots
 
 
 def _slots(

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from megafold.pipeline.chemistry import Component
 from megafold.pipeline.structure.connections import Link, is_chemical
+from megafold.pipeline.structure.elements import LEAVING_ELEMENTS
 from megafold.pipeline.structure.entry import Report
 from megafold.pipeline.structure.layout import Layout
 
 _PHOSPHORUS: Final = 15
-_LEAVING_ELEMENTS: Final = frozenset({7, 8, 9, 16, 17, 35, 53})
 
 
 def kept_atoms(layout: Layout, links: Iterable[Link], report: Report) -> NDArray[np.bool_]:
@@ -55,7 +55,7 @@ def kept_atoms(layout: Layout, links: Iterable[Link], report: Report) -> NDArray
             present = [
                 [other]
                 for other in neighbours[id(component)][int(layout.component_atom[atom])]
-                if component.elements[other] in _LEAVING_ELEMENTS
+                if component.elements[other] in LEAVING_ELEMENTS
                 and len(neighbours[id(component)][other]) == 1
                 and not resolved[index[other]]
             ]

@@ -35,6 +35,10 @@ class StructureOptions:
         max_polymer_chains: refuse entries with more polymer chains in the deposited coordinates; 0 for no
             limit.
         interface_distance: Å; chains with heavy atoms within this distance form an interface (AF3 SI 2.5.1).
+        convert_selenomethionine: MSE is MET, as in AF3 SI 2.1; else it is one token an atom.
+        order_arginine: NH1 of an arginine is the nitrogen closer to CD, as in AF3 SI 2.1.
+        infer_bonds: covalent bonds between residues that geometry shows are bonds though no row says so;
+            metal coordination too where the file has no ``struct_conn`` rows at all.
     """
 
     assembly: str = "1"
@@ -47,6 +51,9 @@ class StructureOptions:
     clash_fraction: float = 0.3
     max_polymer_chains: int = 300
     interface_distance: float = 5.0
+    convert_selenomethionine: bool = True
+    order_arginine: bool = True
+    infer_bonds: bool = True
 
     def __post_init__(self) -> None:
         if not self.assembly:

@@ -68,6 +68,7 @@ def parse_structure(path: Path, entry: str, report: Report) -> ParsedEntry:
             branch_numbers=_branch_numbers(block),
             asym_order=list(dict.fromkeys(listed + sites.asym_names)),
             connections=_connections(block),
+            tells_connections=bool(block.text("_struct_conn.conn_type_id")),
             generators=_generators(block),
             operators=_operators(block),
             is_expanded=bool(block.text("_pdbx_chain_remapping.label_asym_id")),
@@ -221,6 +222,7 @@ def _connections(block: Block) -> list[Connection]:
         ]
 
     heads = block.records("_struct_conn", "conn_type_id", "pdbx_dist_value", "pdbx_value_order")
+    # Without any item of the partners there is nothing to bond.
     return [
         Connection(
             type=kind.lower(),
@@ -230,7 +232,7 @@ def _connections(block: Block) -> list[Connection]:
             order=order.lower(),
         )
         for (kind, distance, order), first, second in zip(
-            heads, partners("ptnr1"), partners("ptnr2"), strict=True
+            heads, partners("ptnr1"), partners("ptnr2"), strict=False
         )
         if kind.lower() in _BOND_TYPES
     ]

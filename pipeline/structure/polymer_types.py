@@ -88,6 +88,8 @@ def restype(component: Component, mol_type: MolType) -> int:
     """
     if mol_type == MolType.LIGAND:
         return UNKNOWN_RESTYPE[mol_type]
+    if component.code in UNKNOWN_RESIDUE.values():
+        return UNKNOWN_RESTYPE[mol_type]  # N in a chain of DNA is an unknown residue of DNA
     if is_whole(component.code, mol_type):
         return RESTYPE_INDEX[component.code]
     code = _LETTERS[mol_type].get(component.one_letter)

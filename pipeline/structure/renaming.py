@@ -1,35 +1,69 @@
 """Atom names of another version of the dictionary: which atom of the definition each atom of the file is.
 
-Dictionaries rename atoms now and then, and files written before keep the old names. The bonds that the
-coordinates
-show then tell which atom is which: they have to be a part of the definition's bonds, element by element.
+Dictionaries rename atoms now and then, and files written before keep the old names (``O1P``, ``C5*``). The
+dictionary lists the names that an atom had before; other programs' names of the standard residues are few.
+Where neither helps, the bonds that the coordinates show tell which atom is which: they have to be a part of
+the definition's bonds, element by element.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megafold.pipeline.chemistry import Component
+from megafold.pipeline.schema import AMINO_ACIDS, DNA_BASES, RNA_BASES
+from megafold.pipeline.structure.elements import COVALENT_RADII, NON_METALS
 
-#: Covalent radii in Å (Cordero et al. 2008) of the elements whose bonds geometry can tell.
-_RADII: Final = {
-    5: 0.84,
-    6: 0.76,
-    7: 0.71,
-    8: 0.66,
-    9: 0.57,
-    14: 1.11,
-    15: 1.07,
-    16: 1.05,
-    17: 1.02,
-    34: 1.20,
-    35: 1.20,
-    53: 1.39,
+#: Names that simulation programs give to atoms of amino acids, and those of nucleotides before 2007.
+_AMINO_ACID_NAMES: Final = {
+    **dict.fromkeys(("OT1", "OC1", "O1"), "O"),
+    **dict.fromkeys(("OT2", "OC2", "O2", "OT"), "OXT"),
 }
+_NUCLEOTIDE_NAMES: Final = {"O1P": "OP1", "O2P": "OP2", "O3P": "OP3"}
+_NUCLEOTIDES: Final = frozenset((*RNA_BASES, *DNA_BASES, "N", "DN"))
+
 _SLACK: Final = 0.3  # Å, by which a bond may be longer than the sum of the radii
 _MAX_STEPS: Final = 20_000
+
+
+def older_names(component: Component, observed: Mapping[str, int]) -> dict[str, str]:
+    """The definition's names of those atoms of a file that go by older ones.
+
+    ``observed``: atomic number (0 for unknown) by name, of all heavy atoms that the file has of this
+    component. Where all of them are names of the older dictionary, they are read so, even those that now mean
+    another atom; otherwise a name that means something now means just that.
+    """
+    current = component.atom_index
+    if set(observed) <= set(current):
+        return {}
+    counts = Counter(component.alt_names)
+    pairs = zip(component.alt_names, component.atom_names, strict=False)
+    older = {(old or name): name for old, name in pairs if counts[old] == 1 or not old}
+
+    def fits(name: str, target: str | None) -> bool:
+        return target in current and observed[name] in (0, component.elements[current[target]])
+
+    if all(fits(name, older.get(name)) for name in observed):
+        return {name: older[name] for name in observed if older[name] != name}
+    found: dict[str, str] = {}
+    for name in observed:
+        if name not in current:
+            target = older.get(name) or _usual_name(component.code, name)
+            if target and fits(name, target) and target not in observed and target not in found.values():
+                found[name] = target
+    return found
+
+
+def _usual_name(code: str, name: str) -> str:
+    """The dictionary's name of an atom of a standard residue by another program's, '' for none."""
+    if code in AMINO_ACIDS:
+        return "CD1" if (code, name) == ("ILE", "CD") else _AMINO_ACID_NAMES.get(name, "")
+    if code in _NUCLEOTIDES:
+        return _NUCLEOTIDE_NAMES.get(name, name.replace("*", "'"))
+    return ""
 
 
 def match_names(
@@ -40,9 +74,9 @@ def match_names(
     ``coords`` [N, 3] Å. Of several ways to fit, names that stay the same are preferred, then the definition's
     order.
     """
-    if not names or not set(elements) <= set(_RADII) or not np.isfinite(coords).all():
+    if not names or not NON_METALS.issuperset(elements) or not np.isfinite(coords).all():
         return None
-    radii = np.array([_RADII[element] for element in elements])
+    radii = COVALENT_RADII[list(elements)]
     distances = np.linalg.norm(coords[:, None] - coords[None], axis=-1)
     bonded = (distances < radii[:, None] + radii[None] + _SLACK) & ~np.eye(len(names), dtype=bool)
     search = _Search(component, list(names), list(elements), bonded)

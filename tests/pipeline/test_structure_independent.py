@@ -83,9 +83,8 @@ def polymer_sequence(chain, entity):
     if entity is None or entity.entity_type != gemmi.EntityType.Polymer:
         return ()
     # Some files name no sequence: the residues with atoms are all there is.
-    return tuple(map(gemmi.Entity.first_mon, entity.full_sequence)) or tuple(
-        residue.name for residue in chain
-    )
+    names = list(map(gemmi.Entity.first_mon, entity.full_sequence)) or [residue.name for residue in chain]
+    return tuple("MET" if name == "MSE" else name for name in names)
 
 
 def chosen_atoms(chain):

@@ -1,10 +1,12 @@
 """Tokens, their atoms and frames, and the tables' inner order."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from megafold.pipeline.schema import RESTYPES, MolType
-from tests.pipeline.structure_files import CifFile, definition, make
+from tests.pipeline.structure_files import NO_FILTERS, CifFile, definition, make
 
 ENTRIES = ["1ehz", "1dsr", "2hhb", "4y60", "1ema"]
 
@@ -124,7 +126,7 @@ def test_class_of_modified_residues(tmp_path, kind, code, parent):
     file = CifFile().polymer(f"{filler} {code} {filler}", kind=kind)
     for seq, residue in enumerate((filler, code, filler), 1):
         file.add(residue, "A", seq, at=(12 * seq, 0, 0))
-    made = make(file.write(tmp_path))
+    made = make(file.write(tmp_path), replace(NO_FILTERS, convert_selenomethionine=False))
     tokens = made.tables["tokens"]
     of_residue = tokens["restype"][tokens["residue"] == 1]
     assert {RESTYPES[index] for index in of_residue} == {parent}
@@ -140,11 +142,11 @@ def test_ligand_atoms_count_as_unknown(tmp_path):
 
 
 def test_unresolved_residues_are_masked_tokens(tmp_path):
-    file = CifFile().polymer("GLY ALA MSE SER")
+    file = CifFile().polymer("GLY ALA SEP SER")
     file.add("GLY", "A", 1).add("SER", "A", 4, at=(12, 0, 0))
     made = make(file.write(tmp_path))
-    assert made.codes == ["GLY", "ALA", "MSE", "SER"]
-    assert made.tables["tokens"]["atom_count"].tolist() == [4, 5, *[1] * 8, 7]
+    assert made.codes == ["GLY", "ALA", "SEP", "SER"]
+    assert made.tables["tokens"]["atom_count"].tolist() == [4, 5, *[1] * 10, 7]
     middle = np.isin(made.atom_residue, (1, 2))
     assert np.isnan(made.coords[middle]).all()
     assert np.isnan(made.content.arrays["atom_occupancy_b"][middle]).all()

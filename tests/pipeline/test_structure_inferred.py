@@ -1,0 +1,196 @@
+"""Bonds that geometry shows: those that the files of the corpus tell of, found again without being told."""
+
+from dataclasses import replace
+
+import gemmi
+import numpy as np
+import pytest
+
+from megafold.pipeline.schema import BondKind
+from megafold.pipeline.structure.elements import COVALENT_RADII, IS_METAL
+from tests.pipeline.structure_files import NO_FILTERS, CifFile, definition, make
+
+#: gemmi's table has other values here: carbon sp2, and lutetium and hafnium the other way round.
+OTHER_RADII = {"C", "Lu", "Hf"}
+
+
+def test_radii_and_metals_are_those_of_gemmi():
+    for number in range(1, 97):
+        element = gemmi.Element(number)
+        if element.name not in OTHER_RADII:
+            assert COVALENT_RADII[number] == pytest.approx(element.covalent_r, abs=0.011), element.name
+        # Arsenic, tellurium and astatine aside, which are no metals here.
+        assert IS_METAL[number] == element.is_metal or element.name in ("Ge", "Sb", "Po", "At"), element.name
+
+
+def place(file, code, asym, seq, name, at, **options):
+    """A residue with one of its atoms at a given place."""
+    component = definition(code)
+    shift = np.asarray(at) - component.ideal_pos[component.atom_index[name]]
+    return file.add(code, asym, seq, at=shift, **options)
+
+
+def test_disulfide_and_a_third_sulfur(tmp_path):
+    """The two closest sulfurs are bonded; one that touches both has no partner left."""
+    file = CifFile().polymer("CYS GLY CYS GLY CYS")
+    for seq, x in ((1, 0), (3, 2.05)):
+        place(file, "CYS", "A", seq, "SG", (x, 0, 0), only=("CA", "CB", "SG"))
+    place(file, "CYS", "A", 5, "SG", (1.0, 2.2, 0), only=("SG",))
+    made = make(file.write(tmp_path))
+    assert made.bonds() == [("0:CYS.SG", "0:CYS.SG", BondKind.DISULFIDE)]
+    assert made.tables["residues"]["label_seq_id"][
+        made.atom_residue[[made.tables["bonds"]["atom_i"][0], made.tables["bonds"]["atom_j"][0]]]
+    ].tolist() == [1, 3]
+    assert made.tables["bonds"]["order"].tolist() == [1]
+    assert made.attributes["changed"] == {"bonds_inferred": 1}
+    assert any(
+        "1 bonds between residues are told by geometry" in text for text in made.attributes["warnings"]
+    )
+    off = make(tmp_path / "test.cif", replace(NO_FILTERS, infer_bonds=False))
+    assert off.bonds() == []
+
+
+def glycoprotein(distance=1.45):
+    """ASN with NAG at its ND2 and a second NAG at the first one's O4, without a row that says so."""
+    file = CifFile().polymer("GLY ASN GLY")
+    place(file, "ASN", "A", 2, "ND2", (0, 0, 0))
+    sugar = definition("NAG")
+    heavy = np.flatnonzero(sugar.heavy)
+    names = [sugar.atom_names[index] for index in heavy]
+    pos = sugar.ideal_pos[heavy] - sugar.ideal_pos[sugar.atom_index["C1"]]
+    # The ring points away from what C1 is bonded to.
+    ring = pos[names.index("C4")] / np.linalg.norm(pos[names.index("C4")])
+    nitrogen = -ring * distance
+    asparagine = file.atoms[:]
+    file.atoms.clear()
+    for line in asparagine:
+        fields = line.split()
+        fields[10:13] = [f"{float(v) + shift:.3f}" for v, shift in zip(fields[10:13], nitrogen, strict=True)]
+        file.atoms.append(" ".join(fields))
+    for name, index, at in zip(names, heavy, pos, strict=True):
+        if name != "O1":
+            file.atom(name, "NAG", "B", ".", at, element=int(sugar.elements[index]), entity="2", auth=1)
+    start = pos[names.index("O4")] + ring * 1.43
+    for name, index, at in zip(names, heavy, pos, strict=True):
+        if name != "O1":
+            file.atom(
+                name, "NAG", "B", ".", start + at, element=int(sugar.elements[index]), entity="2", auth=2
+            )
+    return file
+
+
+def test_glycan_without_rows(tmp_path):
+    made = make(glycoprotein().write(tmp_path))
+    assert made.bonds() == [
+        ("0:ASN.ND2", "1:NAG.C1", BondKind.GLYCOSIDIC),
+        ("1:NAG.O4", "2:NAG.C1", BondKind.GLYCOSIDIC),
+    ]
+    # Both sugars have lost the oxygen of their anomeric carbon.
+    assert ["O1" in made.names(residue) for residue in (-2 % len(made.codes), -1 % len(made.codes))] == [
+        False
+    ] * 2
+
+
+@pytest.mark.parametrize("distance", [0.9, 1.8])
+def test_what_is_no_bond_length_is_no_bond(tmp_path, distance):
+    made = make(glycoprotein(distance).write(tmp_path))
+    assert made.bonds() == [("1:NAG.O4", "2:NAG.C1", BondKind.GLYCOSIDIC)]
+
+
+def test_a_sugar_with_its_oxygen_is_not_linked(tmp_path):
+    """The atom that would have had to leave is there."""
+    file = CifFile().polymer("GLY ASN GLY")
+    place(file, "ASN", "A", 2, "ND2", (0, 0, 0))
+    file.add("NAG", "B", at=-definition("NAG").ideal_pos[definition("NAG").atom_index["C1"]] + (0, 0, 1.45),
+             entity="2", only=set(definition("NAG").atom_names))  # fmt: skip
+    assert make(file.write(tmp_path)).bonds() == []
+
+
+def test_atoms_that_are_only_too_close_are_not_bonded(tmp_path):
+    """Methyl to methyl, hydroxyl to methyl, ammonium to carboxylate: none of them could react."""
+    pairs = [("ALA", "CB", "ALA", "CB"), ("SER", "OG", "ALA", "CB"), ("LYS", "NZ", "ASP", "OD1")]
+    for index, (first, atom, second, other) in enumerate(pairs):
+        file = CifFile().polymer(f"GLY {first} GLY").polymer(f"GLY {second} GLY", entity="2")
+        place(file, first, "A", 2, atom, (0, 0, 0), only=("CA", atom))
+        place(file, second, "B", 2, other, (0, 0, 1.5), only=("CA", "CG", other), entity="2")
+        assert make(file.write(tmp_path, f"{index}.cif")).bonds() == []
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_metals_only_where_the_file_tells_of_no_bond_at_all(tmp_path, has_rows):
+    file = CifFile().polymer("GLY HIS GLY").polymer("CYS GLY", entity="3")
+    place(file, "HIS", "A", 2, "NE2", (0, 0, 0))
+    place(file, "CYS", "C", 1, "SG", (0, 0, 4.3), only=("SG",), entity="3")
+    file.atom("ZN", "ZN", "B", ".", (0, 0, 2.05), element=30, entity="2")
+    if has_rows:
+        file.loop("_struct_conn", "id conn_type_id", "1 hydrog")
+    bonds = make(file.write(tmp_path)).bonds()
+    zinc = [("0:HIS.NE2", "2:ZN.ZN", BondKind.METAL), ("1:CYS.SG", "2:ZN.ZN", BondKind.METAL)]
+    assert bonds == ([] if has_rows else zinc)
+
+
+def without_rows(path, target):
+    """The file without what it says about bonds between residues."""
+    document = gemmi.cif.read(str(path))
+    for category in ("_struct_conn.", "_pdbx_entity_branch_link."):
+        document[0].find_mmcif_category(category).erase()
+    document.write_file(str(target))
+    return target
+
+
+def bonds_at(made):
+    """Bonds by the coordinates of their atoms."""
+    table = made.tables["bonds"]
+    ends = np.round(np.stack([made.coords[table["atom_i"]], made.coords[table["atom_j"]]], axis=1), 3)
+    return {
+        frozenset(map(tuple, pair.tolist())): BondKind(kind)
+        for pair, kind in zip(ends, table["kind"], strict=True)
+    }
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    ("path", "least"),
+    [
+        ("more/structures/1b5f", 10),  # glycans with a branch, disulfides
+        ("more/structures/1u19", 8),  # retinal's Schiff base, palmitates, acetyl caps, sugars as ligands
+        ("more/structures/3vfj", 8),  # a cross-linked glycopeptide
+        ("more/structures/6lu7", 2),  # a peptide-like inhibitor at a cysteine
+        ("more/structures/6tzg", 4),  # boronic acids at serines
+        ("more/structures/3nig", 20),
+        ("more/structures/6yrq", 8),
+        ("more/structures/8u4l", 20),
+        ("structures/1igt", 20),
+        ("structures/1ncb", 10),
+    ],
+)
+def test_told_covalent_bonds_are_found_without_being_told(corpus_dir, tmp_path, path, least):
+    source = corpus_dir / f"{path}.cif.gz"
+    options = replace(NO_FILTERS, assembly="asym")
+    told = make(source, replace(options, infer_bonds=False))
+    found = make(without_rows(source, tmp_path / "bare.cif"), options)
+    wanted, got = (
+        {bond: kind for bond, kind in bonds_at(made).items() if kind != BondKind.METAL}
+        for made in (told, found)
+    )
+    across = told.attributes["filtered"].get("bonds_out_of_assembly", 0)
+    assert got == wanted
+    assert len(wanted) >= least
+    assert across == 0
+    # The same atoms have left.
+    assert told.content.arrays["atoms"].shape == found.content.arrays["atoms"].shape
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("entry", ["1ehz", "1juh", "3vd8", "7avw", "1fbl"])
+def test_most_told_metal_bonds_are_found_and_few_others(corpus_dir, tmp_path, entry):
+    """Files draw them up to 3.4 Å; by the radii only the closer ones are."""
+    source = corpus_dir / f"more/structures/{entry}.cif.gz"
+    options = replace(NO_FILTERS, assembly="asym")
+    told = make(source, replace(options, infer_bonds=False))
+    found = make(without_rows(source, tmp_path / "bare.cif"), options)
+    wanted, got = (
+        {bond for bond, kind in bonds_at(made).items() if kind == BondKind.METAL} for made in (told, found)
+    )
+    assert len(got & wanted) > 0.6 * len(wanted)
+    assert len(got - wanted) <= 2
