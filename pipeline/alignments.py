@@ -10,6 +10,7 @@ first lines:
   ``pdb70``, ``pdb100``, ``pdb_hits`` or ``pdb_seqres`` in the name;
 - other ``*.sto`` and ``*.stockholm`` are template hits where hmmsearch wrote them (``#=GF AU``), else MSAs;
 - other ``*.a3m`` and ``*.a2m`` are MSAs;
+- ``*.csv`` are MSAs where the first line names the columns ``key`` and ``sequence``;
 - anything else is ignored.
 """
 
@@ -25,6 +26,7 @@ from typing import Final, Literal
 import zstandard
 
 from megafold.pipeline.errors import AlignmentError, InputError
+from megafold.pipeline.msa import keyed_csv
 from megafold.pipeline.msa.alphabet import Alphabet
 from megafold.pipeline.msa.source import parse_alignment
 from megafold.pipeline.msa.text import plain_name, read_text
@@ -65,12 +67,14 @@ class ChainAlignments:
 
 
 def file_kind(path: Path) -> FileKind | None:
-    """What a file is by its name (and, for Stockholm, its first lines); None for neither."""
+    """What a file is by its name (and, for Stockholm and CSV, its first lines); None for neither."""
     name = plain_name(path).lower()
     if name.startswith("."):
         return None
     if name.endswith(_HIT_SUFFIXES):
         return "hits"
+    if name.endswith(".csv"):
+        return "msa" if keyed_csv.MAGIC.match(_head(path)) else None
     if not name.endswith(_STOCKHOLM_SUFFIXES + _A3M_SUFFIXES):
         return None
     if _HIT_NAME.search(name):

@@ -6,6 +6,7 @@ alignments, whose first line ``#len,len<TAB>copies,copies`` gives the lengths of
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,12 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megafold.pipeline.errors import AlignmentError
-from megafold.pipeline.msa.alignment import Alignment, Insertions, keep_columns
+from megafold.pipeline.msa.alignment import (
+    Alignment,
+    Insertions,
+    TextSlices,
+    keep_columns,
+    positions_of,
+)
 from megafold.pipeline.msa.alphabet import IGNORED, INSERTION, INVALID, SEPARATOR, Alphabet
 from megafold.pipeline.schema import GAP
 
 #: Text decoded at a time: bounds the index arrays of files with many insertions.
-_CHUNK_BYTES: Final = 1 << 18
+_CHUNK_BYTES: Final = 1 << 17
+_SHOWN_BYTES: Final = 30
 _ANNOTATION = re.compile(rb"(ss_pred|ss_conf|ss_dssp|sa_dssp|aa_pred|aa_dssp|\S*_?[Cc]onsensus)\b")
 _JOINED = re.compile(rb"#(\d+(?:,\d+)+)\t\d")
 
@@ -38,25 +46,41 @@ def parse_a3m(data: bytes, alphabet: Alphabet, name: str) -> list[Alignment]:
         AlignmentError: no records (``no-records``), a row of another length (``row-length``) or a
             character that no row holds (``bad-character``).
     """
-    if b"\r" in data:
+    if b"\r" in data and data.count(b"\r") != data.count(b"\r\n"):
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    blocks = data.split(b"\0") if b"\0" in data else [data]
-    alignments = [_parse_block(block, alphabet, name) for block in blocks if block and not block.isspace()]
+    alignments = []
+    start = 0
+    while start < len(data):
+        stop = data.find(b"\0", start)
+        stop = len(data) if stop < 0 else stop
+        if not _is_blank(data, start, stop):
+            records, preamble = _find_records(data, start, stop, name)
+            alignments.append(read_records(records, alphabet, preamble=preamble))
+        start = stop + 1
     if not alignments:
         raise AlignmentError(f"{name}: no alignment in it, the file is empty", reason="no-records")
     return alignments
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Records:
-    """Where the records of one block lie: the body of record k is ``text[body[k]:stop[k]]``.
+def _is_blank(data: bytes, start: int, stop: int) -> bool:
+    """Whether there are blanks alone in a stretch; looks at it piece by piece, which are no copy of it."""
+    return all(
+        not data[first : min(first + _CHUNK_BYTES, stop)].strip()
+        for first in range(start, stop, _CHUNK_BYTES)
+    )
 
-    Arrays, not lists of integers: a deep file has as many records as kilobytes.
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Where the records of one alignment lie in a file's text.
+
+    The body of record k is ``text[body[k]:stop[k]]``: residues, gaps and blanks, insertions in lower case.
+    ``body`` and ``stop`` are int64 [N_record]. ``headers`` are names and descriptions.
     """
 
     name: str
     text: bytes
-    headers: list[bytes]
+    headers: TextSlices
     body: NDArray[np.int64]
     stop: NDArray[np.int64]
 
@@ -70,37 +94,47 @@ class _Records:
         return f"row {index} ({words[0].decode('utf-8', 'replace') if words else 'unnamed'})"
 
 
-def _find_records(text: bytes, name: str) -> tuple[_Records, bytes]:
-    """Find the records of a block, and the text before the first one."""
-    buffer = np.frombuffer(text, np.uint8)
-    marks = np.flatnonzero(buffer == ord(">"))
+def _find_records(text: bytes, start: int, stop: int, name: str) -> tuple[Records, bytes]:
+    """Find the records in a stretch of the text, and what stands before the first one."""
+    buffer = np.frombuffer(text, np.uint8, stop - start, start)
+    marks = positions_of(buffer, ord(">"))
     marks = marks[(marks == 0) | (buffer[marks - 1] == ord("\n"))]
-    preamble = text[: marks[0]] if len(marks) else text
-    if not len(marks) or any(line and line[:1] not in b"#;" for line in preamble.split(b"\n")):
+    preamble = text[start : start + int(marks[0])] if len(marks) else text[start : start + _SHOWN_BYTES]
+    if not len(marks) or any(line.strip() and line[:1] not in b"#;" for line in preamble.split(b"\n")):
         raise AlignmentError(
-            f"{name}: not an A3M file, it begins with {preamble[:30]!r} and not with '>'",
+            f"{name}: not an A3M file, it begins with {preamble[:_SHOWN_BYTES]!r} and not with '>'",
             reason="no-records",
         )
-    stop = np.append(marks[1:], len(text))
-    headers, body = [], np.empty(len(marks), np.int64)
-    for index in range(len(marks)):
-        first, last = int(marks[index]), int(stop[index])
-        line_end = text.find(b"\n", first, last)
-        line_end = last if line_end < 0 else line_end
-        headers.append(text[first + 1 : line_end])
-        body[index] = line_end
+    line_ends = np.append(positions_of(buffer, ord("\n")), stop - start)
+    body = line_ends[np.searchsorted(line_ends, marks)]
+    is_crlf = buffer[np.maximum(body - 1, 0)] == ord("\r")
+    headers = TextSlices(text, marks + (start + 1), body - is_crlf + start)
     # HH-suite puts predicted structure and a consensus before the query: they are no sequences.
     first = 0
     while first < len(headers) and _ANNOTATION.match(headers[first]):
         first += 1
-    records = _Records(name=name, text=text, headers=headers[first:], body=body[first:], stop=stop[first:])
-    if not records.headers:
+    if first == len(headers):
         raise AlignmentError(f"{name}: holds annotation rows and no sequence", reason="no-records")
-    return records, preamble
+    ends = np.append(marks[1:], stop - start)
+    return Records(
+        name=name, text=text, headers=headers[first:], body=body[first:] + start, stop=ends[first:] + start
+    ), preamble
 
 
-def _parse_block(text: bytes, alphabet: Alphabet, name: str) -> Alignment:
-    records, preamble = _find_records(text, name)
+def read_records(
+    records: Records, alphabet: Alphabet, *, preamble: bytes = b"", keys: Sequence[bytes] = ()
+) -> Alignment:
+    """The alignment that records spell; the first one is the query.
+
+    Args:
+        records: the rows as text.
+        alphabet: which classes letters mean.
+        preamble: what stands before the first record.
+        keys: as in the alignment.
+
+    Raises:
+        AlignmentError: as :func:`parse_a3m`.
+    """
     query_row = records.row(0)
     width, residue = _query_columns(query_row, records, alphabet)
     codes = np.empty((len(records.headers), width), np.uint8)
@@ -125,10 +159,11 @@ def _parse_block(text: bytes, alphabet: Alphabet, name: str) -> Alignment:
         codes=codes,
         insertions=insertions,
         segments=_segments(preamble, len(query)),
+        keys=keys,
     )
 
 
-def _query_columns(row: bytes, records: _Records, alphabet: Alphabet) -> tuple[int, NDArray[np.int32] | None]:
+def _query_columns(row: bytes, records: Records, alphabet: Alphabet) -> tuple[int, NDArray[np.int32] | None]:
     """How the query's residues lie in the columns.
 
     Lower-case letters in a query are either masked residues (the other rows have a column for them) or
@@ -159,7 +194,7 @@ def _query_columns(row: bytes, records: _Records, alphabet: Alphabet) -> tuple[i
 
 
 def _decode_rows(
-    records: _Records, first: int, last: int, alphabet: Alphabet, codes: NDArray[np.uint8]
+    records: Records, first: int, last: int, alphabet: Alphabet, codes: NDArray[np.uint8]
 ) -> Insertions:
     """Decode the rows ``first`` to ``last`` into ``codes``, and return their insertions."""
     n_row, width = last - first, codes.shape[1]
@@ -190,7 +225,7 @@ def _decode_rows(
     return Insertions.of(row[inside] + first, column[inside])
 
 
-def _raise_bad_character(records: _Records, first: int, last: int, alphabet: Alphabet) -> None:
+def _raise_bad_character(records: Records, first: int, last: int, alphabet: Alphabet) -> None:
     for index in range(first, last):
         row = records.row(index)
         for position, code in enumerate(row.translate(alphabet.a3m)):

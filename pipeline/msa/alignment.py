@@ -1,8 +1,8 @@
 """What every alignment parser returns: rows over the columns of the query."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from megafold.pipeline.schema import GAP
 
 _BLOCK_BYTES = 1 << 18
+_ROW_BLOCK = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,46 @@ class Insertions:
         )
 
 
+def positions_of(text: NDArray[np.uint8], code: int) -> NDArray[np.int64]:
+    """Where a byte occurs in a text: int64, ascending. A mask over all of it would be as large as it."""
+    found = [
+        np.flatnonzero(text[start : start + _BLOCK_BYTES] == code) + start
+        for start in range(0, len(text), _BLOCK_BYTES)
+    ]
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+class TextSlices(Sequence[bytes]):
+    """Stretches of one text, cut out when asked for: a deep alignment's headers are half its bytes.
+
+    Keeps the whole text in memory. ``start`` and ``stop`` are int64 [N].
+    """
+
+    def __init__(self, text: bytes, start: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
+        self.text, self.start, self.stop = text, start, stop
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "TextSlices": ...
+
+    def __getitem__(self, index: int | slice) -> "bytes | TextSlices":
+        if isinstance(index, slice):
+            return TextSlices(self.text, self.start[index], self.stop[index])
+        return self.text[self.start[index] : self.stop[index]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        text = self.text
+        for first in range(0, len(self), _ROW_BLOCK):  # lists of all numbers would outweigh the arrays
+            block = slice(first, first + _ROW_BLOCK)
+            for start, stop in zip(self.start[block].tolist(), self.stop[block].tolist(), strict=True):
+                yield text[start:stop]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
     """One alignment as its file states it; row 0 is the file's query.
@@ -52,6 +93,8 @@ class Alignment:
     ``codes`` uint8 [N_row, N_column] are classes of ``restype``; every column is a residue of the query.
     ``query`` holds the query's own letters (upper case) and ``headers`` each row's name and description.
     ``segments`` are the column ranges of the chains where one alignment joins several (ColabFold).
+    ``keys`` says of each row which rows of other chains it pairs with, '' for none, where a file has such
+    a column; else it is empty.
     """
 
     query: str
@@ -59,6 +102,7 @@ class Alignment:
     codes: NDArray[np.uint8]
     insertions: Insertions
     segments: tuple[tuple[int, int], ...] = ()
+    keys: Sequence[bytes] = ()
 
 
 def keep_columns(

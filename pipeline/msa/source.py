@@ -1,17 +1,20 @@
 """One alignment file, fitted to a chain: its rows over the chain's residues, duplicates removed."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megafold.pipeline.errors import AlignmentError
+from megafold.pipeline.msa import keyed_csv
 from megafold.pipeline.msa.a3m import parse_a3m
-from megafold.pipeline.msa.alignment import Alignment, Insertions, crop_columns
+from megafold.pipeline.msa.alignment import Alignment, crop_columns
 from megafold.pipeline.msa.alphabet import Alphabet
-from megafold.pipeline.msa.species import species_of_rows
+from megafold.pipeline.msa.distinct import DistinctRows, distinct_rows
+from megafold.pipeline.msa.species import RowSpecies, species_of_rows
 from megafold.pipeline.msa.stockholm import MAGIC, parse_stockholm
 from megafold.pipeline.msa.text import AlignmentText, read_text
 from megafold.pipeline.schema import GAP, MolType
@@ -24,18 +27,22 @@ _UNPAIRED_NAME = re.compile(r"(?<![a-z])(non|un|not)[-_]?pair")
 class Source:
     """The rows one file gives a chain, without the query.
 
-    ``codes`` uint8 [N_row, N_residue]; ``insertions`` number the same rows; ``species`` holds one name a
-    row, '' for none. ``n_rows`` counts the file's rows before duplicates and rows without residues
-    (``n_empty``) were removed.
+    ``parts`` are those of its alignments that are the chain's, most often one. ``species`` names all rows
+    of all parts. ``n_rows`` counts the file's rows before duplicates and rows without residues (``n_empty``)
+    were removed.
     """
 
     name: str
     digest: str
     n_rows: int
     n_empty: int
-    codes: NDArray[np.uint8]
-    insertions: Insertions
-    species: list[str]
+    parts: tuple[DistinctRows, ...]
+    species: RowSpecies
+
+    @property
+    def n_kept(self) -> int:
+        """How many rows are left."""
+        return len(self.species.index)
 
 
 def is_pairing_source(name: str) -> bool:
@@ -49,7 +56,7 @@ def is_pairing_source(name: str) -> bool:
 
 
 def parse_alignment(text: AlignmentText, alphabet: Alphabet) -> list[Alignment]:
-    """Parse a file as what its content says it is: Stockholm, or A3M and A2M.
+    """Parse a file as what its content says it is: Stockholm, CSV with keys, or A3M and A2M.
 
     Raises:
         AlignmentError: the file is none of these, or broken.
@@ -57,6 +64,8 @@ def parse_alignment(text: AlignmentText, alphabet: Alphabet) -> list[Alignment]:
     start = text.data.lstrip() if text.data[:1].isspace() else text.data
     if start.startswith(MAGIC):
         return parse_stockholm(text.data, alphabet, text.name)
+    if keyed_csv.MAGIC.match(start):
+        return [keyed_csv.parse_keyed_csv(text.data, alphabet, text.name)]
     return parse_a3m(text.data, alphabet, text.name)
 
 
@@ -82,20 +91,24 @@ def fit_source(text: AlignmentText, sequence: str, alphabet: Alphabet, path: str
         raise AlignmentError(f"{path}: {error}", reason=error.reason) from None
     del text  # a deep file is large: what follows needs its rows alone
     fitted = _fit(alignments, sequence, alphabet, path)
-    parts = [_distinct_rows(alignment, _row_species(alignment, paired, name)) for alignment, paired in fitted]
-    first = np.cumsum([0, *(len(part.codes) for part in parts)]).astype(np.int32)
+    del alignments
+    n_rows = sum(len(alignment.headers) - 1 for alignment, _ in fitted)
+    named = [(alignment, _row_species(alignment, paired, name)) for alignment, paired in fitted]
+    # With the headers goes the file's text.
+    bare = [(replace(alignment, headers=()), species) for alignment, species in named]
+    del fitted, named
+    parts = []
+    while bare:
+        parts.append(distinct_rows(*bare.pop(0)))
+    names = [[*part.species.names, ""] for part in parts]
+    rows = [of[k] for part, of in zip(parts, names, strict=True) for k in part.species.index.tolist()]
     return Source(
         name=name,
         digest=digest,
-        n_rows=sum(len(alignment.headers) - 1 for alignment, _ in fitted),
+        n_rows=n_rows,
         n_empty=sum(part.n_empty for part in parts),
-        codes=parts[0].codes if len(parts) == 1 else np.concatenate([part.codes for part in parts]),
-        insertions=Insertions(
-            row=np.concatenate([part.insertions.row + first[k] for k, part in enumerate(parts)]),
-            column=np.concatenate([part.insertions.column for part in parts]),
-            count=np.concatenate([part.insertions.count for part in parts]),
-        ),
-        species=[item for part in parts for item in part.species],
+        parts=tuple(parts),
+        species=parts[0].species if len(parts) == 1 else RowSpecies.of(rows, len(rows)),
     )
 
 
@@ -135,60 +148,18 @@ def _fit(
     return fitted
 
 
-def _row_species(alignment: Alignment, paired: NDArray[np.bool_] | None, name: str) -> list[str]:
+def _row_species(alignment: Alignment, paired: NDArray[np.bool_] | None, name: str) -> RowSpecies:
     """Species of the rows. Files that pair chains row by row (ColabFold) give the row's number instead."""
+    n_row = len(alignment.headers)
+    if alignment.keys:
+        keys = (f"key:{key.decode('utf-8', 'replace')}" if key else "" for key in alignment.keys[1:])
+        return RowSpecies.of(chain([""], keys), n_row)
     species = species_of_rows(alignment.headers)
-    species[0] = ""
-    if any(species):
+    species.index[0] = -1
+    if (species.index >= 0).any():
         return species
     if paired is None and is_pairing_source(name):
-        paired = np.ones(len(species), bool)
-    if paired is not None:
-        species[1:] = [f"row:{row}" if paired[row] else "" for row in range(1, len(species))]
-    return species
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Distinct:
-    codes: NDArray[np.uint8]
-    insertions: Insertions
-    species: list[str]
-    n_empty: int
-
-
-def _distinct_rows(alignment: Alignment, species: list[str]) -> _Distinct:
-    """Drop the query, rows without residues, and rows that equal an earlier one of the same species.
-
-    Equal rows of different species stay: each can pair with rows of its own species.
-    """
-    codes = np.ascontiguousarray(alignment.codes)
-    n_row, width = codes.shape
-    empty = (codes == GAP).all(axis=1)
-    text = codes.tobytes()
-    first_species: dict[bytes, str] = {text[:width]: ""}
-    others: set[tuple[bytes, str]] = set()
-    kept = np.zeros(n_row, bool)
-    for row in (np.flatnonzero(~empty[1:]) + 1).tolist():
-        residues, name = text[row * width : (row + 1) * width], species[row]
-        known = first_species.get(residues)
-        if known is None:
-            first_species[residues] = name
-        elif known == name or (residues, name) in others:
-            continue
-        else:
-            others.add((residues, name))
-        kept[row] = True
-    del text, first_species, others
-    new_row = (np.cumsum(kept) - 1).astype(np.int32)
-    inserted = alignment.insertions
-    inside = kept[inserted.row]
-    return _Distinct(
-        codes=codes[kept],
-        insertions=Insertions(
-            row=new_row[inserted.row[inside]],
-            column=inserted.column[inside],
-            count=inserted.count[inside],
-        ),
-        species=[species[row] for row in np.flatnonzero(kept)],
-        n_empty=int(empty.sum()),
-    )
+        paired = np.ones(n_row, bool)
+    if paired is None:
+        return species
+    return RowSpecies.of(("" if row == 0 or not paired[row] else f"row:{row}" for row in range(n_row)), n_row)

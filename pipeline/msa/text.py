@@ -3,8 +3,9 @@
 A file is read from disk once; the digest is taken from the same bytes that are parsed.
 """
 
+import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -65,10 +66,18 @@ def read_text(path: Path) -> AlignmentText:
 
 def _decompress(raw: bytes) -> bytes:
     if raw.startswith(_GZIP_MAGIC):
-        return b"".join(_members(raw, lambda: zlib.decompressobj(wbits=31)))
+        return _joined(_members(raw, lambda: zlib.decompressobj(wbits=31)))
     if raw.startswith(_ZSTD_MAGIC):
-        return b"".join(_members(raw, lambda: zstandard.ZstdDecompressor().decompressobj()))
+        return _joined(_members(raw, lambda: zstandard.ZstdDecompressor().decompressobj()))
     return raw
+
+
+def _joined(pieces: Iterable[bytes]) -> bytes:
+    """The pieces as one, which grows in place: joining a list holds all twice."""
+    buffer = io.BytesIO()
+    for piece in pieces:
+        buffer.write(piece)
+    return buffer.getvalue()
 
 
 class _Decompressor(Protocol):
@@ -82,10 +91,7 @@ class _Decompressor(Protocol):
 
 
 def _members(raw: bytes, start: Callable[[], _Decompressor]) -> Iterator[bytes]:
-    """Decompress all members or frames of a file (bgzip, pzstd and appended files have many), piece by piece.
-
-    Pieces are joined once; decompressing all at once holds the text three times over.
-    """
+    """Decompress all members or frames of a file, piece by piece (bgzip, pzstd, appended files: many)."""
     current = start()
     for first in range(0, len(raw), _PIECE_BYTES):
         piece = raw[first : first + _PIECE_BYTES]

@@ -38,7 +38,7 @@ def deletions(alignment):
 def test_insertions_count_for_the_column_to_their_right():
     alignment = parse(b">q\nMKV\n>a some thing\nMabK-\n>b\nxMKcVde\n")
     assert alignment.query == "MKV"
-    assert alignment.headers == [b"q", b"a some thing", b"b"]
+    assert list(alignment.headers) == [b"q", b"a some thing", b"b"]
     assert alignment.codes.tolist() == classes(["MKV", "MK-", "MKV"])
     # `de` lies right of the last column: no residue is there to carry it.
     assert deletions(alignment) == [[0, 0, 0], [0, 2, 0], [1, 0, 1]]

@@ -5,6 +5,7 @@ component names.
 """
 
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import gemmi
@@ -229,6 +230,30 @@ def test_query_with_x_matches_the_chain(corpus_dir):
     assert query_row == [class_of(c, MolType.PROTEIN) for c in sequence]
     # Every header has a TaxID.
     assert (content.arrays["rows"][1, 1:] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "more/spare_alignments/3en2_A.a3m.gz",
+        "spare_alignments/7st3__msa__2__pairing.a3m.gz",
+        "alignments/c01ba18b1378712e/1.a3m.gz",
+        "more/alignments/f93383c092af9d3c/uniref_hits.sto.gz",
+    ],
+)
+def test_memory(corpus_dir, name):
+    """From the file to the object in less than three times the text, the text itself included."""
+    path = corpus_dir / name
+    size = len(read_text(path).data)
+    query = parse_alignment(read_text(path), Alphabet.of(MolType.PROTEIN))[0].query
+    featurize_msa(query, MolType.PROTEIN, [path])  # what is imported late does not count
+    tracemalloc.start()
+    try:
+        assert content_for(query, MolType.PROTEIN, [path]) is not None
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * size
 
 
 def test_alignment_of_a_longer_chain_is_refused(corpus_dir):

@@ -1,8 +1,18 @@
 """Header styles, as found in files in the wild."""
 
+import re
+from collections import Counter
+
+import numpy as np
 import pytest
 
+from megafold.pipeline.alignments import file_kind
+from megafold.pipeline.msa.alignment import TextSlices
+from megafold.pipeline.msa.alphabet import Alphabet
+from megafold.pipeline.msa.source import parse_alignment
 from megafold.pipeline.msa.species import species_of, species_of_rows
+from megafold.pipeline.msa.text import read_text
+from megafold.pipeline.schema import MolType
 
 HEADERS = {
     "UniRef90_A0A4U1FNC5/3-139 [subseq from] Hemoglobin n=1 Tax=Monodon monoceros TaxID=40151 "
@@ -20,6 +30,13 @@ HEADERS = {
     "UniRef50_Q1 Something n=1 RepID=HBA_PAPAN": "PAPAN",
     "UniRef50_Q1 Something n=1 Tax=Homo sapiens": "Homo sapiens",
     "X1 protein OS=Escherichia coli (strain K12) GN=abc PE=1": "Escherichia coli (strain K12)",
+    "01|UniRef100_UPI0019543253_47969//5-72 [subseq from] 41 0.169 7.498E-01 6 114": "47969",
+    "PIM1_HUMAN/38-290/1-253 [subseq from] P11309": "HUMAN",
+    "03|Q9XW80_9STAP/3-20": "9STAP",
+    "36|ERR1711973_13243/55-79 [subseq from] ERR1711973_13243": "",
+    "ERR1719259_35195/4-242": "",
+    "PIM1_HUMAN": "",
+    "01|A0A8D0H058/4-41 [subseq from] 85": "",
     "query": "",
     "": "",
     "SRR5579864_7281666\t267\t0.331": "",
@@ -36,7 +53,80 @@ def test_styles(header, species):
     assert species_of(header.encode()) == species
 
 
+def names_of(species):
+    """One name a row, '' for none."""
+    return [species.names[index] if index >= 0 else "" for index in species.index]
+
+
 def test_rows_share_names():
-    rows = species_of_rows([b"a TaxID=9606 b", b"q", b"c OX=9606"])
-    assert rows == ["9606", "", "9606"]
-    assert rows[0] is rows[2]
+    rows = species_of_rows([b"a TaxID=9606 b", b"q", b"c OX=9606", b"d RepID=X_HUMAN"])
+    assert rows.names == ("9606", "HUMAN")
+    assert rows.index.tolist() == [0, -1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "x TaxID=9606",  # at the end
+        "x TaxID=007 y",
+        "x TaxID=0 y",
+        "x TaxID=12345678901 y",
+        "x TaxID=9606; y",
+        "x TaxID=\t9606 y",
+        "x TaxID= OX=10",
+        "TaxID=1 TaxID=2",
+        "xTaxID=5",
+        "x taxid=5",
+        "TaxID=",
+        "",
+    ],
+)
+def test_all_headers_at_once_as_one_by_one(odd):
+    """Headers of one text are read together; neighbours and what lies between must not leak in."""
+    headers = ["a n=1 Tax=Homo TaxID=9606 RepID=A_HUMAN", odd, *HEADERS, odd]
+    text = "".join(f">{header}\nMKV TaxID=77\n" for header in headers).encode()
+    starts = np.array([m.end() for m in re.finditer(b"^>", text, re.M)])
+    stops = np.array([text.index(b"\n", start) for start in starts.tolist()])
+    found = species_of_rows(TextSlices(text, starts, stops))
+    assert names_of(found) == [species_of(header.encode()) for header in headers]
+    # The last header may end the text.
+    cut = species_of_rows(TextSlices(text[: int(stops[-1])], starts, stops))
+    assert names_of(cut) == names_of(found)
+
+
+#: Header styles in the corpus, by expressions that are not the parser's.
+STYLES = (
+    r"\bTaxID=\s*(\d+)\s",
+    r"\bOX=\s*(\d+)\s",
+    r"^(?:\d+\|)?UniRef\d+_[^_\s]+_(\d+)[/\s]",
+    r"^(?:[^\s|]+\|)*(?:sp|tr)\|[^|\s]+\|\w+?_([A-Z0-9]+)",
+    r"^(?:\d+\|)?[^\W_]{1,11}_(?!\d+/)([A-Z0-9]{3,5})/\d",
+)
+
+
+@pytest.mark.corpus
+def test_every_header_of_the_corpus(corpus_dir):
+    """Each header whose style an independent expression knows gives that species; others give none."""
+    counts: Counter[str] = Counter()
+    for folder in ("alignments", "spare_alignments", "more/alignments", "more/spare_alignments"):
+        for path in sorted((corpus_dir / folder).rglob("*.gz")):
+            if file_kind(path) != "msa":
+                continue
+            alphabet = Alphabet.of(MolType.RNA if "rna" in path.name.lower() else MolType.PROTEIN)
+            for alignment in parse_alignment(read_text(path), alphabet):
+                headers = [header.decode("utf-8", "replace") for header in alignment.headers]
+                found = names_of(species_of_rows(alignment.headers))
+                for header, species in zip(headers, found, strict=True):
+                    for pattern in STYLES:
+                        match = re.search(pattern, header + " ")
+                        if match:
+                            assert species == match[1], header
+                            counts[pattern] += 1
+                            break
+                    else:
+                        assert species == "" or "RepID=" in header or "Tax=" in header or "OS=" in header, (
+                            header
+                        )
+                        counts["named" if species else "none"] += 1
+    # As counted in the raw text with the same expressions.
+    assert [counts[style] for style in STYLES] == [87_595, 1_320, 49_253, 1_302, 206]
