@@ -99,7 +99,7 @@ class TrainingData:
             return self.sampler
         if not isinstance(self.dataset, Sized):
             raise DataError("a data set without a length needs a sampler")
-        return EpochOrder(len(self.dataset), seed, ranks.rank, ranks.world)
+        return EpochOrder(len(self.dataset), seed, ranks.dp_rank, ranks.dp)
 
 
 class BatchStream:

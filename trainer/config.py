@@ -13,7 +13,7 @@ WorkerStart = Literal["fork", "forkserver", "spawn"]
 
 #: Settings that may differ between a run and its resumption without changing what is computed.
 _FREE_ON_RESUME: Final = frozenset(
-    "steps device backend log_every plot_every checkpoint_every keep_checkpoints num_workers prefetch "
+    "steps sp device backend log_every plot_every checkpoint_every keep_checkpoints num_workers prefetch "
     "worker_start sample_count sample_steps sample_cycles max_skipped_in_a_row".split()
 )
 
@@ -27,6 +27,8 @@ class TrainConfig:
         steps: optimizer steps in all, those before a resumption included.
         batch_size: samples a rank takes per forward pass.
         accumulate: forward passes per optimizer step.
+        sp: ranks that share one sample, each with a part of its pair representation; 1: every rank has its
+            own samples.
         n_copies: noised copies of each sample that the diffusion module sees.
         n_cycles: most passes through the trunk; each step draws 1 to ``n_cycles``, alike on all ranks.
         learning_rate: after the warm-up and before any decay.
@@ -58,6 +60,7 @@ class TrainConfig:
     steps: int = 100_000
     batch_size: int = 1
     accumulate: int = 1
+    sp: int = 1
     n_copies: int = 48
     n_cycles: int = 4
     learning_rate: float = 1.8e-3
@@ -91,7 +94,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         positive = (
-            "batch_size accumulate n_copies n_cycles learning_rate decay_every decay_factor epsilon "
+            "batch_size accumulate sp n_copies n_cycles learning_rate decay_every decay_factor epsilon "
             "clip_norm max_skipped_in_a_row log_every plot_every checkpoint_every keep_checkpoints prefetch "
             "sample_steps sample_cycles"
         )

@@ -1,6 +1,7 @@
-"""Data parallelism: the few collectives that the training loop needs, under torchrun or alone.
+"""The few collectives that the training loop needs, under torchrun or alone.
 
-Every rank draws its own samples and averages its gradients with the others'. Alone, all of it is free.
+Every SP group draws its own samples; its ranks share the work on each. Gradients are summed over a group
+and averaged over the groups. Without sequence parallelism a group is one rank. Alone, all of it is free.
 """
 
 import os
@@ -23,16 +24,28 @@ class Ranks:
         rank: 0 to ``world`` - 1.
         world: number of processes.
         local_rank: rank among those on this machine, which is also its GPU.
+        sp: consecutive ranks that share a sample; divides ``world``.
     """
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
+    sp: int = 1
 
     @classmethod
     def from_environment(cls) -> "Ranks":
         """What torchrun says in ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``; alone without it."""
         return cls(*(int(os.environ.get(name, default)) for name, default in _VARIABLES))
+
+    @property
+    def dp(self) -> int:
+        """Groups that work on a sample each."""
+        return self.world // self.sp
+
+    @property
+    def dp_rank(self) -> int:
+        """This rank's group among them."""
+        return self.rank // self.sp
 
     @property
     def is_first(self) -> bool:
@@ -54,13 +67,16 @@ class Ranks:
 
     @torch.no_grad()
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its mean over the ranks. Every parameter must have a gradient."""
+        """Replace every gradient by its mean over the groups, summed over the ranks of each.
+
+        Every parameter must have a gradient.
+        """
         if self.world == 1:
             return
         for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             dist.all_reduce(flat)
-            flat /= self.world
+            flat /= self.dp
             for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(mean.view_as(gradient))
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from megafold.trainer.data_parallel import Ranks
 from megafold.trainer.ema import WeightAverage
 from megafold.trainer.errors import CheckpointError, DataError, DivergedError
 from megafold.trainer.logging import RunLog, SilentLog
-from megafold.trainer.losses import training_loss
+from megafold.trainer.losses import TrainingLoss, training_loss
 from megafold.trainer.optimizer import (
     clip_gradients,
     gradient_norm,
@@ -81,10 +81,20 @@ class Trainer:
     """
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, feed: Feed, folder: Path, ranks: Ranks | None = None
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        feed: Feed,
+        folder: Path,
+        ranks: Ranks | None = None,
+        loss_of: "LossOf | None" = None,
     ) -> None:
-        """The model is moved to the configured device, where its training state lives."""
+        """The model is moved to the configured device, where its training state lives.
+
+        ``loss_of``: the forward pass; None: the model's own, of whole samples.
+        """
         self.ranks = ranks or Ranks()
+        self._loss_of = loss_of or loss_of_whole_samples
         self.config = config
         self.device = resolve_device(config.device, self.ranks)
         self.model = model.to(self.device)
@@ -93,7 +103,6 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         self.average = WeightAverage(self.model, config.ema_decay)
         self.generator = torch.Generator(self.device)
-        self.generator.manual_seed(_rank_seed(config.seed, self.ranks.rank, 0))
         self.checkpoints = CheckpointFolder(folder / "checkpoints", config.keep_checkpoints)
         self.step = 0
         self.skipped = 0
@@ -192,21 +201,28 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         samples, waited = 0, 0.0
         cycles = _cycles(config, self.step)
-        for _ in range(config.accumulate):
+        for turn in range(config.accumulate):
             asked = time.perf_counter()
             batch = next(batches)
             waited += time.perf_counter() - asked
-            features = to_device(batch, self.device)
-            with autocast(self.device, config.precision):
-                outputs = self.model(
-                    features, n_cycles=cycles, n_copies=config.n_copies, generator=self.generator
-                )
-            loss = training_loss(features, outputs, config.loss_weights)
+            self._seed_noise(turn)
+            loss = self._loss_of(self, batch, cycles)
             (loss.total / config.accumulate).backward()
-            samples += len(features["token_mask"])
+            samples += len(batch["token_mask"])
             for name, value in loss.values().items():
                 sums[name] = sums.get(name, 0.0) + value / config.accumulate
         return sums, samples, waited
+
+    def _seed_noise(self, turn: int) -> None:
+        """Noise and dropout are functions of the seed, the step and the batch's place in the step.
+
+        So they are the same on the ranks that share a batch, and on any number of ranks among which as
+        many batches are divided in another way.
+        """
+        place = turn * self.ranks.dp + self.ranks.dp_rank
+        noise, dropout = _seeds(self.config.seed, self.step, place)
+        self.generator.manual_seed(noise)
+        torch.manual_seed(dropout)
 
     def _clear_gradients(self) -> None:
         """Zero gradients for every parameter.
@@ -222,13 +238,14 @@ class Trainer:
     def _agree(
         self, losses: Mapping[str, Tensor], norm: Tensor, stop: bool, samples: int
     ) -> tuple[dict[str, float], bool, bool, int]:
-        """Means of the losses over the ranks, and whether any rank must skip the step or wants to stop."""
+        """Means of the losses over the groups, and whether any rank must skip the step or wants to stop."""
         finite = losses["loss"].isfinite() & norm.isfinite()
         head = torch.tensor([float(stop), float(samples)], device=self.device)
         packed = torch.stack([(~finite).float(), *head, *(value.float() for value in losses.values())])
         bad, stops, count, *means = self.ranks.sum(packed).tolist()
-        averaged = {name: mean / self.ranks.world for name, mean in zip(losses, means, strict=True)}
-        return averaged, bad > 0, stops > 0, round(count)
+        # The ranks of a group have parts of its samples' losses, which add up.
+        averaged = {name: mean / self.ranks.dp for name, mean in zip(losses, means, strict=True)}
+        return averaged, bad > 0, stops > 0, round(count) // self.ranks.sp
 
     def _smooth(self, loss: float) -> None:
         past = loss if math.isnan(self._smoothed_loss) else self._smoothed_loss
@@ -313,11 +330,10 @@ class Trainer:
         if len(states) == self.ranks.world:
             restore_random_state(states[self.ranks.rank], self.generator)
             return
-        self.generator.manual_seed(_rank_seed(self.config.seed, self.ranks.rank, self.step))
         if self.ranks.is_first:
             print(
-                f"The checkpoint is of {len(states)} ranks and this run has {self.ranks.world}: noise comes "
-                "from new seeds, so the run goes on but not bit for bit",
+                f"The checkpoint is of {len(states)} ranks and this run has {self.ranks.world}: sums are "
+                "taken in another order, so the run goes on but not bit for bit",
                 flush=True,
             )
 
@@ -327,6 +343,21 @@ class Trainer:
             print(f"Resumed from {path} after step {self.step}", flush=True)
             for name, (then, now) in changed.items():
                 print(f"  changed setting: {name} was {then!r}, is {now!r}", flush=True)
+
+
+#: Forward pass of a batch, as the loader gave it, with so many trunk passes: its loss, or this rank's part.
+LossOf = Callable[[Trainer, Batch, int], TrainingLoss]
+
+
+def loss_of_whole_samples(trainer: Trainer, batch: Batch, cycles: int) -> TrainingLoss:
+    """The loss of a batch that is this rank's alone."""
+    config = trainer.config
+    features = to_device(batch, trainer.device)
+    with autocast(trainer.device, config.precision):
+        outputs = trainer.model(
+            features, n_cycles=cycles, n_copies=config.n_copies, generator=trainer.generator
+        )
+    return training_loss(features, outputs, config.loss_weights)
 
 
 def resolve_device(name: str, ranks: Ranks) -> torch.device:
@@ -362,6 +393,7 @@ def _cycles(config: TrainConfig, step: int) -> int:
     return int(np.random.default_rng((config.seed, step)).integers(1, config.n_cycles + 1))
 
 
-def _rank_seed(seed: int, rank: int, step: int) -> int:
-    """A seed of 63 bits for a rank's noise."""
-    return int(np.random.SeedSequence((seed, rank, step)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def _seeds(seed: int, step: int, place: int) -> tuple[int, int]:
+    """Seeds of 63 bits for the noise and the dropout of a batch."""
+    noise, dropout = np.random.SeedSequence((seed, step, place)).generate_state(2, np.uint64) >> np.uint64(1)
+    return int(noise), int(dropout)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from megafold.trainer.errors import CheckpointError
 from megafold.trainer.evaluation import SampledStructure, sample_structures
 from megafold.trainer.loop import Feed, RunResult, Trainer, resolve_device
 from megafold.trainer.model.model import AlphaFold3
+from megafold.trainer.parallel.mesh import ParallelMesh, require_divisible
+from megafold.trainer.parallel.training import SharedLoss, shared_data
 from megafold.trainer.presets.model import model_preset
 
 
@@ -88,6 +90,7 @@ def run_training(
     """Train, keep everything in ``folder``, and sample structures at the end if so configured.
 
     Under torchrun every rank calls this alike; they average their gradients, and the first one writes.
+    With ``config.sp`` above 1 so many of them share each sample.
     The folder gets ``config.json``, ``metrics.csv``, ``loss.png``, ``tensorboard/``, ``checkpoints/`` and,
     with samples, ``structures/*.cif``; at the end ``summary.json``.
 
@@ -102,16 +105,19 @@ def run_training(
         CheckpointError: the folder holds another run, or a checkpoint does not fit.
         DivergedError: too many steps in a row were not finite.
     """
-    ranks = Ranks.from_environment()
+    ranks = replace(Ranks.from_environment(), sp=config.sp)
+    require_divisible(ranks.world, config.sp)
     device = resolve_device(config.device, ranks)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     started_group = ranks.start(device)
-    torch.manual_seed(config.seed + ranks.rank)  # dropout draws from torch's own generator
-    stream = BatchStream(data, config, ranks)
+    peers = ParallelMesh.create(device, config.sp).sp
+    stream = BatchStream(shared_data(data, peers), config, ranks)
     try:
         feed = Feed(batches=stream, sampler=stream, identity=data.identity)
-        trainer = Trainer(model or build_model(config), config, feed, folder, ranks)
+        network = model or build_model(config)
+        loss_of = SharedLoss(peers) if peers.size > 1 else None
+        trainer = Trainer(network, config, feed, folder, ranks, loss_of)
         _begin(trainer, folder, resume)
         if ranks.is_first:
             _write_json(folder / "config.json", config.to_dict())
@@ -152,6 +158,10 @@ def _sample(
     if data.evaluate:
         batches = [data.collate([data.dataset[index]]) for index in data.evaluate]
     else:
+        if trainer.ranks.sp > 1:  # training saw parts of it
+            whole = BatchStream(data, trainer.config, trainer.ranks)
+            whole.load_state_dict(stream.state_dict())
+            stream = whole
         batches = [next(stream)]
     with trainer.average.applied(trainer.model):
         return [

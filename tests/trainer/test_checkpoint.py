@@ -175,7 +175,7 @@ def test_changed_settings_are_reported(tmp_path, capsys):
 
 
 def test_best_is_by_smoothed_loss(tmp_path):
-    trainer = make_trainer(tmp_path, steps=6, checkpoint_every=2)
+    trainer = make_trainer(tmp_path, model=FakeModel(quiet=True), steps=6, checkpoint_every=2)
     trainer.run()
     best = load_checkpoint(trainer.checkpoints.best)
     assert math.isfinite(best["best_score"])

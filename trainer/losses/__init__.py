@@ -1,4 +1,4 @@
-"""Training losses (AF3 SI 3.7 and 4.4), in float32 at least; atoms without ground truth enter none of them."""
+"""Training losses (AF3 SI 3.7 and 4.4), in float32 at least. Atoms without ground truth enter none."""
 
 from megafold.trainer.losses.alignment import weighted_rigid_align
 from megafold.trainer.losses.diffusion import (

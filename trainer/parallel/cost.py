@@ -1,4 +1,4 @@
-"""What the collectives of a block move, by formula; the choice between two triangle multiplications rests on it.
+"""What the collectives of a block move, by formula; a triangle multiplication is chosen by it.
 
 Numbers of tensor elements that one rank sends, per sample. N tokens (padded), P ranks.
 """

@@ -19,7 +19,7 @@ SINGLE = use("diffusion.single", "gradient of the trunk's single representation,
 def prepare(
     module: DiffusionModule, batch: dict[str, Tensor], trunk: TrunkOutputs, shards: Shards
 ) -> DiffusionContext:
-    """What copies share, whole on every rank. The pair representation is conditioned before it is gathered."""
+    """What copies share, whole on every rank. The pair part is conditioned before it is gathered."""
     conditioning, peers = module.conditioning, shards.peers
     z = gather_rows(conditioning.shared_pair(batch, trunk.z_trunk, shards.rows), 1, peers, PAIR)
     s_trunk = enter_shards(trunk.s_trunk, peers, SINGLE)

@@ -5,6 +5,7 @@ the same tokens; msa_mask [B, M, N], mask [B, N] and pair_mask [B, R, N] boolean
 """
 
 from functools import partial
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -85,7 +86,7 @@ def msa_module(
         return z
     m = module.embed(batch, s_inputs, shards.rows)
     for block in module.blocks:
-        run = partial(msa_block, block, shards=shards)
+        run = partial(msa_block, cast(MSABlock, block), shards=shards)
         masks = (batch["msa_mask"], batch["token_mask"], pair_mask)
         m, z = run_block(run, m, z, *masks, recompute=module.recompute)
     return z

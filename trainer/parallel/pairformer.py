@@ -5,6 +5,7 @@ Shapes: s [B, N, C_s], the same on all ranks; z [B, R, N, C_z], this rank's rows
 """
 
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -53,6 +54,6 @@ def pairformer(
 ) -> tuple[Tensor, Tensor]:
     """The last block's s and z."""
     for block in stack.blocks:
-        run = partial(pairformer_block, block, shards=shards)
+        run = partial(pairformer_block, cast(PairformerBlock, block), shards=shards)
         s, z = run_block(run, s, z, mask, pair_mask, recompute=stack.recompute)
     return s, z

@@ -1,4 +1,6 @@
-"""Triangle updates of a sharded pair representation (algorithms 12 to 15), with the serial layers' parameters.
+"""Triangle updates of a sharded pair representation (algorithms 12 to 15).
+
+The parameters are the serial layers'.
 
 Shapes: z [B, R, N, C_z], this rank's R of N rows (N is padded); mask [B, R, N] boolean. Residuals are the
 caller's.

@@ -5,11 +5,13 @@ every feature is whole, but ``token_bonds`` [B, R, N].
 """
 
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from megafold.trainer.model.outputs import TrunkOutputs
+from megafold.trainer.model.pairformer import PairUpdate
 from megafold.trainer.model.primitives import run_block
 from megafold.trainer.model.template import TemplateEmbedder, template_features
 from megafold.trainer.model.trunk import DistogramHead, Trunk
@@ -36,7 +38,8 @@ def template_embedder(
     v = (module.query(z)[:, None] + module.linear_features(features)).flatten(0, 1)
     mask = pair_mask.repeat_interleave(n_template, dim=0)
     for block in module.blocks:
-        v = run_block(partial(pair_update, block, shards=shards), v, mask, recompute=module.recompute)
+        run = partial(pair_update, cast(PairUpdate, block), shards=shards)
+        v = run_block(run, v, mask, recompute=module.recompute)
     return module.mean(batch, v)
 
 
