@@ -1,0 +1,302 @@
+"""Checks of triangle multiplication; ``test_kernels_triangle_multiplication.py`` interprets them.
+
+On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_triangle_multiplication.py``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from megafold.trainer import ops
+from megafold.trainer.kernels.triangle_multiplication import operator
+from megafold.trainer.kernels.triangle_multiplication.tiles import Tile, Tiles
+from megafold.trainer.ops import TriangleMultiplicationWeights
+
+DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
+# The interpreter's bfloat16 dot is wrong.
+HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16
+if DEVICE == "cuda" and not torch.cuda.is_available():
+    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+
+NAMES = ("z", *TriangleMultiplicationWeights._fields)
+
+
+def alike(tile: Tile) -> Tiles:
+    return Tiles(project=tile, output=tile, output_gradient=tile, input_gradient=tile, weight_gradient=tile)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """``torch.empty`` gives NaN: whatever a kernel leaves unwritten shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    if DEVICE == "cpu":
+        # Each program costs the interpreter the same, however much it does.
+        monkeypatch.setattr(operator, "tiles", lambda *_: alike(Tile(64, 32, 4, 1)))
+        monkeypatch.setitem(operator._FINISHED, "ROWS", 16)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@dataclass
+class Case:
+    z: Tensor
+    mask: Tensor
+    weights: TriangleMultiplicationWeights
+    outgoing: bool
+    grad: Tensor
+
+    def results(self, function, dtype: torch.dtype | None = None, wanted=NAMES) -> dict[str, Tensor]:
+        """Output and the ``wanted`` gradients of ``function``; ``dtype``: of everything, None: as it is."""
+        leaves = {
+            name: (t.detach() if dtype is None else t.detach().to(dtype)).requires_grad_(name in wanted)
+            for name, t in zip(NAMES, (self.z, *self.weights), strict=True)
+        }
+        z, *weights = leaves.values()
+        out = function(z, self.mask, TriangleMultiplicationWeights(*weights), self.outgoing)
+        asked = [leaves[name] for name in wanted]
+        gradients = torch.autograd.grad(out, asked, self.grad.to(out.dtype)) if asked else ()
+        return {"out": out.detach()} | dict(zip(wanted, gradients, strict=True))
+
+
+def make_case(
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    outgoing: bool = True,
+    seed: int = 0,
+) -> Case:
+    """``shape``: B, N, C_z, C. A third of the pairs is masked, all pairs of the first token among them."""
+    b, n, c_z, c = shape
+    torch.manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return (torch.randn(rows, columns, device=DEVICE) * columns**-0.5).to(dtype)
+
+    def near(mean: float, size: int) -> Tensor:
+        return mean + 0.3 * torch.randn(size, device=DEVICE)
+
+    mask = torch.rand(b, n, n, device=DEVICE) > 0.3
+    mask[:, 0] = False
+    weights = TriangleMultiplicationWeights(
+        near(1, c_z), near(0, c_z), matrix(2 * c, c_z), matrix(2 * c, c_z), near(1, c), near(0, c),
+        matrix(c_z, c), matrix(c_z, c_z),
+    )  # fmt: skip
+    z = (0.5 + 2 * torch.randn(b, n, n, c_z, device=DEVICE)).to(dtype)
+    return Case(z, mask, weights, outgoing, torch.randn(b, n, n, c_z, device=DEVICE).to(dtype))
+
+
+def relative(value: Tensor, exact: Tensor) -> float:
+    norm = exact.norm().item()
+    return (value.double() - exact).norm().item() / (norm if norm > 0 else 1.0)
+
+
+#: Few tokens leave eager's error in float32 to chance.
+FACTOR = {torch.float32: 2.0, torch.float16: 1.3, torch.bfloat16: 1.3}
+
+
+def assert_as_exact_as_eager(case: Case, wanted=NAMES) -> None:
+    """Every result within a factor of the error that the reference makes in the same dtype."""
+    factor = FACTOR[case.grad.dtype]
+    ours = case.results(operator.triangle_multiplication, wanted=wanted)
+    exact = case.results(ops.triangle_multiplication.naive, torch.float64, wanted)
+    eager = case.results(ops.triangle_multiplication.naive, wanted=wanted)
+    assert set(ours) == {"out", *wanted}
+    for name, value in ours.items():
+        assert torch.isfinite(value).all(), name
+        assert value.dtype == eager[name].dtype, name
+        assert value.shape == eager[name].shape, name
+        # The floor: one rounding of the result, which eager is free of where it is exact by chance.
+        floor = torch.finfo(value.dtype).eps / 4
+        assert relative(value, exact[name]) <= factor * max(relative(eager[name], exact[name]), floor), name
+
+
+@pytest.mark.parametrize(
+    ("shape", "outgoing"),
+    [((1, 13, 32, 16), True), ((2, 8, 16, 32), False), ((1, 16, 16, 16), False), ((2, 5, 16, 16), True)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_errors_against_float64_stay_near_those_of_eager(shape, outgoing, dtype):
+    assert_as_exact_as_eager(make_case(shape, dtype, outgoing=outgoing))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="takes the interpreter minutes")
+@pytest.mark.parametrize("n", [1, 2, 31, 64, 77, 128, 200, 299])
+@pytest.mark.parametrize("channels", [(128, 128), (64, 128), (64, 64), (32, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_all_lengths_widths_and_dtypes(n, channels, dtype):
+    assert_as_exact_as_eager(make_case((1, n, *channels), dtype, outgoing=n % 2 == 0, seed=n))
+
+
+def test_one_token():
+    for masked in (False, True):
+        case = make_case((1, 1, 16, 16))
+        case.mask[:] = not masked
+        ours = case.results(operator.triangle_multiplication)
+        exact = case.results(ops.triangle_multiplication.naive, torch.float64)
+        for name, value in ours.items():
+            torch.testing.assert_close(value.double(), exact[name], rtol=1e-4, atol=1e-5)
+
+
+def test_all_masked():
+    case = make_case((1, 9, 16, 16))
+    case.mask[:] = False
+    results = case.results(operator.triangle_multiplication)
+    exact = case.results(ops.triangle_multiplication.naive, torch.float64)
+    for name, value in results.items():
+        torch.testing.assert_close(value.double(), exact[name], rtol=1e-4, atol=1e-5)
+    for name in ("projection", "gate"):
+        assert torch.count_nonzero(results[name]) == 0
+
+
+def test_what_masked_pairs_project_does_not_matter():
+    case = make_case((1, 9, 16, 16))
+    before = case.results(operator.triangle_multiplication, wanted=())["out"]
+    case.z = torch.where(case.mask[..., None], case.z, torch.randn_like(case.z))
+    after = case.results(operator.triangle_multiplication, wanted=())["out"]
+    assert torch.equal(before[case.mask], after[case.mask])
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [("z",), ("projection",), ("norm_in_bias", "output_gate"), ("norm_out_weight",), ("output", "gate"),
+     ("z", "norm_out_bias"), ("norm_in_weight", "output"), ()],
+)  # fmt: skip
+def test_subsets_of_gradients(wanted):
+    assert_as_exact_as_eager(make_case((1, 8, 16, 16)), wanted)
+
+
+@pytest.mark.parametrize("outgoing", [True, False])
+def test_expanded_and_strided_inputs(outgoing):
+    case = make_case((2, 10, 16, 16), outgoing=outgoing)
+    case.z = case.z.transpose(1, 2)
+    case.mask = case.mask[:1].transpose(1, 2)
+    case.grad = torch.randn(1, 1, 10, 1, device=DEVICE).expand(2, 10, 10, 16)
+    w = case.weights
+    case.weights = w._replace(
+        projection=w.projection.T.contiguous().T,
+        norm_in_bias=torch.stack([w.norm_in_bias, w.norm_in_bias], -1)[:, 0],
+    )
+    assert_as_exact_as_eager(case)
+
+
+def test_tiles_of_many_programs(monkeypatch):
+    monkeypatch.setattr(operator, "tiles", lambda *_: alike(Tile(32, 16, 4, 1, 2)))
+    assert_as_exact_as_eager(make_case((1, 16, 32, 32)))
+    assert_as_exact_as_eager(make_case((1, 11, 16, 16), HALF, outgoing=False))
+
+
+def test_runs_are_bitwise_equal():
+    case = make_case((1, 11, 16, 16), HALF)
+    first, second = (case.results(operator.triangle_multiplication) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_autocast_decides_the_dtype():
+    case = make_case((1, 8, 16, 16))
+    exact = case.results(ops.triangle_multiplication.naive, torch.float64)
+    with torch.autocast(DEVICE, dtype=HALF):
+        ours = case.results(operator.triangle_multiplication)
+        eager = case.results(ops.triangle_multiplication.naive)
+    assert ours["out"].dtype == HALF
+    for name, value in ours.items():
+        assert value.dtype == eager[name].dtype, name
+        assert relative(value, exact[name]) <= 1.3 * relative(eager[name], exact[name]), name
+
+
+def test_activation_checkpointing():
+    case = make_case((1, 8, 16, 16))
+
+    def kept(*arguments):
+        return checkpoint(operator.triangle_multiplication, *arguments, use_reentrant=False)
+
+    again, before = case.results(kept), case.results(operator.triangle_multiplication)
+    for name, value in again.items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_second_derivative_raises():
+    case = make_case((1, 8, 16, 16))
+    case.z.requires_grad_()
+    out = operator.triangle_multiplication(case.z, case.mask, case.weights, True)
+    (gradient,) = torch.autograd.grad(out.square().sum(), [case.z], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
+def test_second_derivative_of_the_custom_operator_raises():
+    case = make_case((1, 8, 16, 16))
+    case.z.requires_grad_()
+    out, *_ = torch.ops.megafold.triangle_multiplication(
+        case.z, case.mask, list(case.weights), True, torch.float32
+    )
+    (gradient,) = torch.autograd.grad(out.square().sum(), [case.z], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        gradient.sum().backward()
+
+
+def test_operator_check():
+    case = make_case((1, 9, 16, 32))
+    weights = [w.requires_grad_() for w in case.weights]
+    torch.library.opcheck(
+        torch.ops.megafold.triangle_multiplication.default,
+        (case.z.requires_grad_(), case.mask, weights, True, torch.float32),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("wanted", [NAMES, ("gate", "output")])
+def test_one_graph_under_compile(wanted):
+    # Dynamo guards the deterministic mode.
+    torch.use_deterministic_algorithms(False)
+    case = make_case((1, 9, 16, 16))
+
+    def scaled(*arguments):
+        return operator.triangle_multiplication(*arguments) * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(scaled, fullgraph=True, backend="aot_eager", dynamic=False)
+    ours, reference = case.results(compiled, wanted=wanted), case.results(scaled, wanted=wanted)
+    for name, value in ours.items():
+        torch.testing.assert_close(value, reference[name], rtol=0, atol=0)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_graph_of_it_replays():
+    case = make_case((1, 64, 128, 128), torch.bfloat16)
+    torch.use_deterministic_algorithms(False)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        case.results(operator.triangle_multiplication)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = case.results(operator.triangle_multiplication)
+    case.z.copy_(torch.randn_like(case.z))
+    graph.replay()
+    for name, value in case.results(operator.triangle_multiplication).items():
+        assert torch.equal(value, captured[name]), name
+
+
+def test_registered_for_the_triton_back_end():
+    case = make_case((1, 8, 16, 16))
+    arguments = (case.z, case.mask, case.weights, True)
+    with ops.use_backend("triton"):
+        out = ops.triangle_multiplication(*arguments)
+        assert ops.backend_report()["triangle_multiplication"] == "triton"
+    assert torch.equal(out, operator.triangle_multiplication(*arguments))
+
+
+def test_what_the_kernels_do_not_take_is_said():
+    case = make_case((1, 8, 16, 16))
+    assert operator.unsupported(case.z, case.mask, case.weights, True) is None
+    assert "float64" in str(operator.unsupported(case.z.double(), case.mask, case.weights, True))
+    assert "mask of" in str(operator.unsupported(case.z, case.mask.float(), case.weights, True))
+    assert "empty" in str(operator.unsupported(case.z[:, :0, :0], case.mask, case.weights, True))
+    odd = make_case((1, 8, 24, 16))
+    assert "24 and 16 channels" in str(operator.unsupported(odd.z, odd.mask, odd.weights, True))

@@ -1,0 +1,109 @@
+"""Triangle multiplication without a GPU: interpreted, and compiled for each architecture."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from megafold.trainer import ops
+from megafold.trainer.kernels.triangle_multiplication import kernel, operator
+from megafold.trainer.kernels.triangle_multiplication.tiles import Tile, known_tiles
+from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_for
+
+CHECKS = Path(__file__).with_name("kernels_triangle_multiplication.py")
+compiles = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET is set")
+KERNELS = {
+    "project": kernel.project_kernel,
+    "output": kernel.output_kernel,
+    "output_gradient": kernel.output_gradient_kernel,
+    "input_gradient": kernel.input_gradient_kernel,
+    "weight_gradient": kernel.weight_gradient_kernel,
+}
+#: Tensors in the dtype of the call; the others are in float32, the mask in bytes.
+NARROW = (
+    "z",
+    "x",
+    "dout",
+    "projection",
+    "gate",
+    "output",
+    "output_gate",
+    "ab",
+    "out",
+    "dx",
+    "dgate",
+    "dab",
+    "dz",
+)
+WIDE = ("norm_weight", "norm_bias", "in_weight", "in_bias", "out_weight", "out_bias", "statistics",
+        "products", "sums", "shares", "dnorm")  # fmt: skip
+
+
+def test_numbers_in_the_interpreter():
+    # Triton reads the setting when it is imported, so the checks need a process of their own.
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--durations=8", str(CHECKS)],
+        cwd=CHECKS.parents[2],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout[-6000:])
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def compiled(target: str, name: str, tile: Tile, dtype: str, channels: int, even: bool):
+    function = KERNELS[name]
+    pointers = dict.fromkeys(NARROW, f"*{dtype}") | dict.fromkeys(WIDE, "*fp32") | {"mask": "*u8"}
+    gate_block = tile.channels * 2 if name == "weight_gradient" else tile.channels
+    constants = {
+        "Z": channels, "C": channels, "C2": 2 * channels, "ROWS": tile.rows,
+        "BLOCK": min(tile.channels, channels), "GATE_BLOCK": min(gate_block, channels), "EVEN": even,
+        "PRECISION": "ieee", "eps": None,
+    }  # fmt: skip
+    constants = {k: v for k, v in constants.items() if k in function.arg_names}
+    return compile_for(target, function, pointers, constants, num_warps=tile.warps, num_stages=tile.stages)
+
+
+@compiles
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_tile_compiles_and_fits(target, name):
+    for (_, item_size, channels), chosen in known_tiles(target).items():
+        dtype = {2: "bf16", 4: "fp32"}[item_size]
+        if dtype == "fp32" and target == "cuda:90":
+            continue  # its products in full precision take ten seconds each to compile
+        made = compiled(target, name, getattr(chosen, name), dtype, channels, even=True)
+        assert made.metadata.shared <= SHARED_MEMORY[target], (dtype, channels)
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_odd_lengths_and_sums_compile(target):
+    (_, _, channels), chosen = list(known_tiles(target).items())[-1]
+    made = compiled(target, "project", chosen.project, "bf16", channels, even=False)
+    assert made.metadata.shared <= SHARED_MEMORY[target]
+    pointers = dict.fromkeys(("projection", "gate", "output", "dmatrix"), "*bf16") | dict.fromkeys(
+        WIDE, "*fp32"
+    )
+    compile_for(target, kernel.finish_kernel, pointers, {"WIDTH": 128, "ROWS": 2, "BLOCK": 32})
+    compile_for(target, kernel.sum_shares_kernel, pointers, {"WIDTH": 256, "COLUMNS": 16, "BLOCK": 128})
+
+
+def test_without_a_gpu_the_reference_runs_and_the_report_says_so():
+    if triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET is set")
+    z, mask = torch.randn(1, 4, 4, 16), torch.ones(1, 4, 4, dtype=torch.bool)
+    one, matrix = torch.ones(16), torch.randn(16, 16)
+    stacked = torch.randn(32, 16)
+    weights = ops.TriangleMultiplicationWeights(one, one, stacked, stacked, one, one, matrix, matrix)
+    assert operator.unsupported(z, mask, weights, True) == "device cpu"
+    with ops.use_backend("triton"):
+        out = ops.triangle_multiplication(z, mask, weights, True)
+        assert torch.equal(out, ops.triangle_multiplication.naive(z, mask, weights, True))
+        assert "device cpu" in ops.backend_report()["triangle_multiplication"]

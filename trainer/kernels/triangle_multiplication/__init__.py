@@ -1,0 +1,1 @@
+"""Triangle multiplication: gated projections, batched product and gated output in three passes."""
