@@ -23,6 +23,23 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+def error(value: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest expected number where that is above 1."""
+    assert value.shape == expected.shape
+    if not value.numel():
+        return 0.0
+    value, expected = value.detach(), expected.detach()
+    difference = (value - expected).abs().max()
+    return float(difference / expected.abs().max().clamp(min=1))
+
+
+def summed(x: Tensor, peers: Peers) -> Tensor:
+    total = x.clone()
+    if peers.size > 1:
+        dist.all_reduce(total, group=peers.group)
+    return total
+
+
 # --------------------------------------------------------------------------------------------------
 # Collectives
 

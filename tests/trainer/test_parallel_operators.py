@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from megafold.trainer import ops
@@ -28,7 +27,7 @@ from megafold.trainer.parallel.mesh import Peers
 from megafold.trainer.parallel.shards import Shards, pad_tokens
 from tests.trainer.batches import random_batch
 from tests.trainer.networks import MINI, as_dtype, fill_parameters
-from tests.trainer.parallel_checks import peers_of, rand
+from tests.trainer.parallel_checks import error, peers_of, rand, summed
 
 C_Z, C_S, C_M = MINI.c_z, MINI.c_s, MINI.c_m
 TOLERANCE = 1e-10
@@ -220,23 +219,6 @@ OPERATORS = {
         lambda layer, own: trunk.distogram_head(layer, own.z, own.peers),
     ),
 }
-
-
-def error(value: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the largest expected number where that is above 1."""
-    assert value.shape == expected.shape
-    if not value.numel():
-        return 0.0
-    value, expected = value.detach(), expected.detach()
-    difference = (value - expected).abs().max()
-    return float(difference / expected.abs().max().clamp(min=1))
-
-
-def summed(x: Tensor, peers: Peers) -> Tensor:
-    total = x.clone()
-    if peers.size > 1:
-        dist.all_reduce(total, group=peers.group)
-    return total
 
 
 def real_rows(x: Tensor, axis: int, shards: Shards) -> tuple[slice, Tensor]:
