@@ -76,10 +76,12 @@ def test_operators_keep_their_reference_and_documentation():
     assert set(registry.operators()) == {
         "adaln",
         "evoattention",
+        "gated_output",
         "layernorm",
         "layernorm_linear",
         "swiglu",
         "transition",
+        "triangle_attention",
         "triangle_multiplication",
     }
     assert ops.evoattention.__doc__ is not None

@@ -3,11 +3,13 @@
 from megafold.trainer.kernels.evoattention import operator as evoattention_operator
 from megafold.trainer.kernels.layernorm import operator as layernorm_operator
 from megafold.trainer.kernels.transition import operator as transition_operator
+from megafold.trainer.kernels.triangle_attention import operator as triangle_attention_operator
 from megafold.trainer.kernels.triangle_multiplication import operator as triangle_multiplication_operator
 
 __all__ = [
     "evoattention_operator",
     "layernorm_operator",
     "transition_operator",
+    "triangle_attention_operator",
     "triangle_multiplication_operator",
 ]

@@ -29,8 +29,8 @@ class PairUpdate(nn.Module):
         """[B, N, N, C_z] → [B, N, N, C_z], residuals included."""
         z = z + self.dropout_row(self.multiplication_outgoing(z, pair_mask))
         z = z + self.dropout_row(self.multiplication_incoming(z, pair_mask))
-        z = z + self.dropout_row(self.attention_starting(z, pair_mask))
-        z = z + self.dropout_column(self.attention_ending(z, pair_mask))
+        z = self.attention_starting(z, pair_mask, self.dropout_row.keep(z), residual=True)
+        z = self.attention_ending(z, pair_mask, self.dropout_column.keep(z), residual=True)
         return z + self.transition(z)
 
 

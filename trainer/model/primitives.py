@@ -107,11 +107,16 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Zero channels with probability ``rate`` and scale the rest by 1 / (1 - rate), in training."""
+        keep = self.keep(x)
+        return x if keep is None else x * keep
+
+    def keep(self, x: Tensor) -> Tensor | None:
+        """What dropout multiplies a tensor like ``x`` by, of length 1 along the shared axis, or None."""
         if not self.training or self.rate == 0:
-            return x
+            return None
         shape = list(x.shape)
         shape[self.axis] = 1
-        return x * F.dropout(x.new_ones(shape), self.rate)
+        return F.dropout(x.new_ones(shape), self.rate)
 
 
 def run_block(block: Callable[..., Any], *inputs: Any, recompute: bool) -> Any:

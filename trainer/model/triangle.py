@@ -1,10 +1,9 @@
 """Triangle updates of the pair representation (algorithms 12 to 15).
 
 Shapes: z [B, N, N, C_z]; mask [B, N, N] boolean, True: both tokens are present. Residuals are the
-caller's.
+caller's, unless it asks for them.
 """
 
-import torch
 from torch import Tensor, nn
 
 from megafold.trainer import ops
@@ -54,21 +53,20 @@ class TriangleAttention(nn.Module):
         self.linear_gate = Linear(c_z, n_head * c, init="gate")
         self.linear_out = Linear(n_head * c, c_z, init="final")
 
-    def forward(self, z: Tensor, mask: Tensor) -> Tensor:
-        """[B, N, N, C_z] → [B, N, N, C_z]."""
-        if not self.starting:
-            # The ending node's attention is the starting node's on the transposed pair matrix.
-            return self._attend(z.transpose(1, 2), mask.transpose(1, 2)).transpose(1, 2)
-        return self._attend(z, mask)
+    def forward(
+        self, z: Tensor, mask: Tensor, keep: Tensor | None = None, *, residual: bool = False
+    ) -> Tensor:
+        """[B, N, N, C_z] → [B, N, N, C_z].
 
-    def _attend(self, z: Tensor, mask: Tensor) -> Tensor:
-        layers = (self.linear_qkv, self.linear_gate, self.linear_bias)
-        # One pass over z for all projections.
-        weight = torch.cat([layer.weight for layer in layers])
-        projected = ops.layernorm_linear(z, self.norm.weight, self.norm.bias, weight)
-        qkv, gate, bias = projected.split([layer.out_features for layer in layers], dim=-1)
-        # [B, I, J, 3·H·D] → three of [B, I, H, J, D]
-        q, k, v = qkv.unflatten(-1, (3, self.n_head, -1)).permute(3, 0, 1, 4, 2, 5)
-        o = ops.evoattention(q, k, v, bias.permute(0, 3, 1, 2), mask)
-        out: Tensor = self.linear_out(torch.sigmoid(gate) * o.transpose(2, 3).flatten(-2))
-        return out
+        ``keep``: dropout's factors, broadcast against ``z``; ``residual``: add ``z``.
+        """
+        assert self.norm.bias is not None
+        weights = ops.TriangleAttentionWeights(
+            norm_weight=self.norm.weight,
+            norm_bias=self.norm.bias,
+            qkv=self.linear_qkv.weight,
+            gate=self.linear_gate.weight,
+            bias=self.linear_bias.weight,
+            output=self.linear_out.weight,
+        )
+        return ops.triangle_attention(z, mask, weights, starting=self.starting, keep=keep, residual=residual)

@@ -7,22 +7,31 @@ and :func:`backend_report` says so. Parameters belong to the model: operators ar
 """
 
 from megafold.trainer.ops.attention import evoattention
+from megafold.trainer.ops.gated_output import gated_output
 from megafold.trainer.ops.normalization import adaln, layernorm, layernorm_linear
 from megafold.trainer.ops.registry import active_backend, backend_report, register, use_backend
 from megafold.trainer.ops.transition import swiglu, transition
-from megafold.trainer.ops.triangle import TriangleMultiplicationWeights, triangle_multiplication
+from megafold.trainer.ops.triangle import (
+    TriangleAttentionWeights,
+    TriangleMultiplicationWeights,
+    triangle_attention,
+    triangle_multiplication,
+)
 
 __all__ = [
+    "TriangleAttentionWeights",
     "TriangleMultiplicationWeights",
     "active_backend",
     "adaln",
     "backend_report",
     "evoattention",
+    "gated_output",
     "layernorm",
     "layernorm_linear",
     "register",
     "swiglu",
     "transition",
+    "triangle_attention",
     "triangle_multiplication",
     "use_backend",
 ]

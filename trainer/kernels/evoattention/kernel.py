@@ -9,8 +9,9 @@ stays in the L2 cache while all rows go by.
 
 ``bias`` and ``mask`` come prepared: rows of JP keys, the bias times log2(e), so that the softmax runs in base
 2 (float32 stays in base e), the mask as 0 or -inf, and -inf where the padding is. ``lse`` is the logarithm of
-the softmax's denominator, 0 for a query without keys, whose output and gradients are zero; its rows, like
-those of ``delta``, are IP queries long.
+the softmax's denominator, 0 for a query without keys, whose output and gradients are zero; in float32, where
+rounding it would show, it holds the largest logit and, after the row's IP queries, the reciprocal of the
+denominator beside it. Rows of ``lse`` and ``delta`` are IP queries long.
 
 A tile's base is a 64-bit pointer, for the pair tensor of 3 000 tokens has more elements than 32 bits count;
 offsets within a tile are 32-bit.
@@ -20,6 +21,9 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+#: What float32 leaves of it.
+LOG2E_REST = tl.constexpr(1.925963033500011079e-8)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -49,8 +53,41 @@ def _load(
 def _power(difference, WIDE: tl.constexpr):
     """e or 2 to the ``difference`` of two logits, whichever their base is."""
     if WIDE:
-        difference *= LOG2E
-    return tl.exp2(difference)
+        # e^x = 2^(x·log2 e): the rounding of the product is put right, or it would show in the 7th digit.
+        product = difference * LOG2E
+        lost = tl.fma(difference, LOG2E, -product) + difference * LOG2E_REST
+        power = tl.exp2(product)
+        power = tl.where(product > -1e30, power + power * (lost * LN2), 0.0)
+    else:
+        power = tl.exp2(difference)
+    return power
+
+
+@triton.jit
+def _weights(logits, lines, WIDE: tl.constexpr, AXIS: tl.constexpr):
+    """The softmax's weights; ``lines``: what :func:`_load_lines` gave for the queries, which are on AXIS."""
+    weights = _power(logits - tl.expand_dims(lines[0], 1 - AXIS), WIDE)
+    if WIDE:
+        weights *= tl.expand_dims(lines[1], 1 - AXIS)
+    return weights
+
+
+@triton.jit
+def _load_lines(lse, row, first, i, limit, IP, WIDE: tl.constexpr, EVEN: tl.constexpr):
+    """What ``lse`` holds of a row's queries; unless EVEN, what makes the weights 0 from ``limit`` on."""
+    line = lse + row * (2 * IP if WIDE else IP) + first + i
+    top = tl.load(line)
+    if not EVEN:
+        # What is read there was never written.
+        top = tl.where(i < limit - first, top, float("inf"))
+    if WIDE:
+        scale = tl.load(line + IP)
+        if not EVEN:
+            scale = tl.where(i < limit - first, scale, 0.0)
+        lines = (top, scale)
+    else:
+        lines = (top,)
+    return lines
 
 
 @triton.jit
@@ -157,11 +194,12 @@ def forward_kernel(
             (accs[n] / total[:, None]).to(out.dtype.element_ty),
             mask=inside[:, None] & (d[None, :] < D),
         )
-        logarithm = tl.log2(total)
+        line = lse + ((b * R + r) * H + h) * (2 * IP if WIDE else IP) + first_i + i
         if WIDE:
-            logarithm /= LOG2E
-        line = ((b * R + r) * H + h) * IP + first_i + i
-        tl.store(lse + line, tl.where(some, tops[n] + logarithm, 0.0), mask=inside)
+            tl.store(line, tl.where(some, tops[n], 0.0), mask=inside)
+            tl.store(line + IP, 1.0 / total, mask=inside)
+        else:
+            tl.store(line, tl.where(some, tops[n] + tl.log2(total), 0.0), mask=inside)
 
 
 @triton.jit
@@ -198,9 +236,8 @@ def query_gradient_kernel(
         correction = tl.sum(ot.to(tl.float32) * gt.to(tl.float32), 1)
         line = ((b * R + r) * H + h) * IP + first_i + i
         tl.store(delta + line, correction, mask=first_i + i < NI)
-        # +inf makes the weights of a row beyond the end zero.
-        inside = first_i + i < tl.where(first_r + n < R, NI, 0)
-        logs += (tl.load(lse + line, mask=inside, other=float("inf")),)
+        limit = tl.where(first_r + n < R, NI, 0)
+        logs += (_load_lines(lse, (b * R + r) * H + h, first_i, i, limit, IP, WIDE, False),)
         grads += (gt,)
         corrections += (correction,)
         accs += (tl.zeros([BQ, DP], tl.float32),)
@@ -225,7 +262,7 @@ def query_gradient_kernel(
                 s += tl.load(mask + b * m_b + r * m_r + start + j)[None, :]
             if not EVEN and not HAS_BIAS and not HAS_MASK:
                 s = tl.where(j[None, :] < NJ - start, s, float("-inf"))
-            p = _power(s - logs[n][:, None], WIDE)
+            p = _weights(s, logs[n], WIDE, 0)
             ds = p * (tl.dot(grads[n], tl.trans(vt), input_precision=PRECISION) - corrections[n][:, None])
             accs += (tl.dot(ds.to(kt.dtype), kt, old_accs[n], input_precision=PRECISION),)
             if BIAS_GRADIENT:
@@ -284,17 +321,15 @@ def key_gradient_kernel(
             r = tl.minimum(first_r + n, R - 1).to(tl.int64)
             qt = _load(q + b * q_b + r * q_r + h * q_h, start, i, q_i, NI, d, q_d, D, DP, EVEN)
             gt = _load(dout + b * g_b + r * g_r + h * g_h, start, i, g_i, NI, d, g_d, D, DP, EVEN)
-            line = ((b * R + r) * H + h) * IP + start
-            log_total = tl.load(lse + line + i)
-            correction = tl.load(delta + line + i)
+            row = (b * R + r) * H + h
+            logs = _load_lines(lse, row, start, i, NI, IP, WIDE, EVEN)
+            correction = tl.load(delta + row * IP + start + i)
             if not EVEN:
-                # +inf makes the weights of queries beyond the end zero; what is read there was never written.
-                log_total = tl.where(i < NI - start, log_total, float("inf"))
                 correction = tl.where(i < NI - start, correction, 0.0)
             s = tl.dot(keys[n], tl.trans(qt), input_precision=PRECISION) * unit_scale
             if HAS_BIAS:
                 s += b_tile
-            p = _power(s - log_total[None, :], WIDE)
+            p = _weights(s, logs, WIDE, 1)
             dvs += (tl.dot(p.to(gt.dtype), gt, old_dvs[n], input_precision=PRECISION),)
             ds = p * (tl.dot(values[n], tl.trans(gt), input_precision=PRECISION) - correction[None, :])
             dks += (tl.dot(ds.to(qt.dtype), qt, old_dks[n], input_precision=PRECISION),)
@@ -340,19 +375,19 @@ def bias_gradient_kernel(
     b_tile = tl.load(bias + head_rows[:, None] * JP + first_j + j[None, :]).to(tl.float32)
     acc = tl.zeros([BQ, BK], tl.float32)
     first_row = part * part_rows
-    for row in range(first_row, tl.minimum(first_row + part_rows, R)):
-        r = tl.cast(row, tl.int64)
+    for index in range(first_row, tl.minimum(first_row + part_rows, R)):
+        r = tl.cast(index, tl.int64)
         qt = _load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP, EVEN)
         kt = _load(k + b * k_b + r * k_r + h * k_h, first_j, j, k_j, NJ, d, k_d, D, DP, EVEN)
         gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP, EVEN)
         vt = _load(v + b * v_b + r * v_r + h * v_h, first_j, j, v_j, NJ, d, v_d, D, DP, EVEN)
-        line = ((b * R + r) * H + h) * IP + tl.minimum(first_i + i, NI - 1)
-        log_total = tl.load(lse + line)
-        correction = tl.load(delta + line)
+        row = (b * R + r) * H + h
+        logs = _load_lines(lse, row, first_i, i, NI, IP, WIDE, EVEN)
+        correction = tl.load(delta + row * IP + tl.minimum(first_i + i, NI - 1))
         s = tl.dot(qt, tl.trans(kt), input_precision=PRECISION) * unit_scale + b_tile
         if HAS_MASK:
             s += tl.load(mask + b * m_b + r * m_r + first_j + j)[None, :]
-        p = _power(s - log_total[:, None], WIDE)
+        p = _weights(s, logs, WIDE, 0)
         acc += p * (tl.dot(gt, tl.trans(vt), input_precision=PRECISION) - correction[:, None])
     place = (((part * B + b) * H + h) * NI + first_i + i)[:, None] * JP + first_j + j[None, :]
     tl.store(dbias + place, acc, mask=(first_i + i < NI)[:, None])

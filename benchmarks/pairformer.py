@@ -1,0 +1,190 @@
+"""One whole Pairformer block on one GPU, forward and backward: ours and, if installed, Boltz's own layer.
+
+    python benchmarks/pairformer.py --lengths 384 768 --json pairformer.json
+
+c_z 128, c_s 384, bfloat16 autocast, dropout on, batch 1. The rival is `PairformerLayer` of the published
+package `boltz` (2.2.1): as it is, compiled, and with cuEquivariance's kernels. Prints for each the median
+milliseconds, the memory that a step needs at its peak beyond its inputs and their gradients, and how many GPU
+kernels a step launches; then the ratios of our back end `triton` to the others.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megafold.trainer import ops
+from megafold.trainer.model.config import PairformerConfig
+from megafold.trainer.model.pairformer import PairformerBlock
+
+DEVICE = "cuda"
+C_S, C_Z = 384, 128
+GIB = 2**30
+OURS = ("triton", "compile", "eager")
+BOLTZ = ("boltz", "boltz compiled", "boltz cuequivariance")
+
+Block = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    length: int
+    forward_ms: float
+    both_ms: float
+    peak_gib: float
+    kernels: int
+
+
+def our_block(backend: str, length: int) -> tuple[nn.Module, Block]:
+    block = PairformerBlock(C_S, C_Z, PairformerConfig()).to(DEVICE).train()
+    randomise(block.parameters())
+    mask = torch.ones(1, length, dtype=torch.bool, device=DEVICE)
+    pair_mask = torch.ones(1, length, length, dtype=torch.bool, device=DEVICE)
+
+    def run(s: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        with ops.use_backend(backend):
+            result: tuple[Tensor, Tensor] = block(s, z, mask, pair_mask)
+        return result
+
+    return block, run
+
+
+def boltz_layer(name: str, length: int) -> tuple[nn.Module, Block]:
+    from boltz.model.layers.pairformer import PairformerLayer
+
+    layer = PairformerLayer(C_S, C_Z, v2=True).to(DEVICE).train()
+    randomise(layer.parameters())
+    mask = torch.ones(1, length, device=DEVICE)
+    pair_mask = torch.ones(1, length, length, device=DEVICE)
+    called = torch.compile(layer, dynamic=False) if name == "boltz compiled" else layer
+    options = {"use_kernels": True} if name == "boltz cuequivariance" else {}
+    return layer, lambda s, z: called(s, z, mask, pair_mask, **options)
+
+
+def randomise(parameters: Iterable[nn.Parameter]) -> None:
+    """Layers that start at zero would leave the others without gradients."""
+    with torch.no_grad():
+        for parameter in parameters:
+            if parameter.ndim == 2:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+
+
+def measure(name: str, length: int) -> Row:
+    torch.manual_seed(0)
+    torch.cuda.empty_cache()
+    module, block = boltz_layer(name, length) if name in BOLTZ else our_block(name, length)
+    s = torch.randn(1, length, C_S, device=DEVICE).requires_grad_()
+    z = torch.randn(1, length, length, C_Z, device=DEVICE, dtype=torch.bfloat16).requires_grad_()
+    leaves = [s, z, *module.parameters()]
+
+    def forward() -> tuple[Tensor, Tensor]:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return block(s, z)
+
+    grads = [torch.randn_like(t) for t in forward()]
+
+    def step() -> None:
+        for t in leaves:
+            t.grad = None
+        torch.autograd.backward(forward(), grads)
+
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    # The gradients of inputs and parameters are there already; the step frees them and makes them anew.
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    peak = (torch.cuda.max_memory_allocated() - before) / GIB
+    with torch.no_grad():
+        forward_ms = triton.testing.do_bench(forward, warmup=30, rep=150, return_mode="median")
+    both_ms = triton.testing.do_bench(step, warmup=50, rep=500, return_mode="median")
+    return Row(name, length, forward_ms, both_ms, peak, count_kernels(step))
+
+
+def count_kernels(step: Callable[[], None]) -> int:
+    """Kernels, copies and fills that one step puts on the GPU."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        step()
+        torch.cuda.synchronize()
+    return sum(
+        event.count
+        for event in profiled.key_averages()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+
+
+def run(names: Sequence[str], lengths: Sequence[int]) -> list[Row]:
+    rows = []
+    for length in lengths:
+        for name in names:
+            torch._dynamo.reset()
+            try:
+                row = measure(name, length)
+            except ImportError as error:
+                print(f"{length:5d} {name:21s} not measured: {error}", flush=True)
+                continue
+            except torch.cuda.OutOfMemoryError:
+                row = Row(name, length, math.nan, math.nan, math.nan, 0)
+            rows.append(row)
+            print(
+                f"{length:5d} {name:21s} forward {row.forward_ms:8.2f} ms   forward and backward "
+                f"{row.both_ms:8.2f} ms   peak {row.peak_gib:6.2f} GiB   {row.kernels} kernels",
+                flush=True,
+            )
+    return rows
+
+
+def ratios(rows: Sequence[Row]) -> list[str]:
+    """Lines on what `triton` needs of the others' time and memory."""
+    lines = []
+    for length in sorted({row.length for row in rows}):
+        found = {row.name: row for row in rows if row.length == length}
+        ours = found.pop("triton", None)
+        if ours is None:
+            continue
+        field = [row for row in found.values() if row.name in BOLTZ]
+        if field:
+            best = min(field, key=lambda row: row.both_ms)
+            lines.append(f"{length}: {ours.both_ms / best.both_ms:.2f} of the time of {best.name}")
+        for name, row in found.items():
+            lines.append(
+                f"{length}: of {name}: {ours.both_ms / row.both_ms:.2f} of the time, "
+                f"{ours.peak_gib / row.peak_gib:.2f} of the peak"
+            )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    names = (*OURS, *BOLTZ)
+    parser.add_argument("--blocks", nargs="+", choices=names, default=names, help="default: all")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[384, 768])
+    parser.add_argument("--calling-thread", action="store_true", help="run the backward on this thread")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    device = torch.cuda.get_device_name()
+    print(f"torch {torch.__version__}, triton {triton.__version__}, {device}", flush=True)
+    with torch.autograd.set_multithreading_enabled(not args.calling_thread):
+        rows = run(args.blocks, args.lengths)
+    for line in ratios(rows):
+        print(line)
+    if args.json is not None:
+        versions = {"torch": torch.__version__, "triton": triton.__version__, "device": device}
+        args.json.write_text(json.dumps({**versions, "rows": [asdict(row) for row in rows]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

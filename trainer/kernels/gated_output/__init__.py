@@ -1,0 +1,1 @@
+"""The gated output projection of attention, with its dropout and residual."""

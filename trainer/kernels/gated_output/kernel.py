@@ -1,0 +1,94 @@
+"""Triton kernels of residual + keep · Linear(sigmoid(gate) · x), forward and backward.
+
+Shapes: positions (b, r, n) with B batch, R rows, N positions of a row; K = H·D channels of ``x`` and gate, in
+memory H heads of D channels each; C channels of the result. KP and CP are K and C with padding.
+
+``x`` and ``gate`` are addressed by strides of b, r, h and n, everything else by strides of b, r and n;
+channels (of a head) lie next to each other. A tile is BM positions of one row. Offsets within a tile are
+32-bit, its base is a 64-bit pointer.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
+
+
+@triton.jit
+def forward_kernel(
+    x, gate, weight, residual, keep, out, R, N,
+    x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, z_b, z_r, z_n, m_b, m_r, m_n, o_b, o_r, o_n,
+    H: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
+    BM: tl.constexpr, PRECISION: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr,
+):  # fmt: skip
+    """One program: BM positions."""
+    tiles = tl.cdiv(N, BM)
+    pid = tl.program_id(0)
+    first, row = (pid % tiles) * BM, pid // tiles
+    b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
+    n, k, c = tl.arange(0, BM), tl.arange(0, KP), tl.arange(0, CP)
+    inside = (n < N - first)[:, None]
+    start = tl.cast(first, tl.int64)
+    x_tile = x + b * x_b + r * x_r + start * x_n + n[:, None] * x_n + ((k // D) * x_h + k % D)[None, :]
+    g_tile = gate + b * g_b + r * g_r + start * g_n + n[:, None] * g_n + ((k // D) * g_h + k % D)[None, :]
+    present = inside & (k < H * D)[None, :]
+    w = tl.load(
+        weight + c[:, None] * (H * D) + k[None, :], mask=(c < C)[:, None] & (k < H * D)[None, :], other=0.0
+    )
+    g = _sigmoid(tl.load(g_tile, mask=present, other=0.0).to(tl.float32))
+    u = (g * tl.load(x_tile, mask=present, other=0.0).to(tl.float32)).to(w.dtype)
+    y = tl.dot(u, tl.trans(w), input_precision=PRECISION)
+    written = inside & (c < C)[None, :]
+    if HAS_KEEP:
+        kept = keep + b * m_b + r * m_r + start * m_n + n[:, None] * m_n + c[None, :]
+        y *= tl.load(kept, mask=written, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        added = residual + b * z_b + r * z_r + start * z_n + n[:, None] * z_n + c[None, :]
+        y += tl.load(added, mask=written, other=0.0).to(tl.float32)
+    target = out + b * o_b + r * o_r + start * o_n + n[:, None] * o_n + c[None, :]
+    tl.store(target, y.to(out.dtype.element_ty), mask=written)
+
+
+@triton.jit
+def backward_kernel(
+    dout, x, gate, weight, keep, dx, dgate, parts, B, R, N,
+    x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, m_b, m_r, m_n, o_b, o_r, o_n,
+    H: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
+    BM: tl.constexpr, PRECISION: tl.constexpr, HAS_KEEP: tl.constexpr,
+):  # fmt: skip
+    """dX and dGate, laid out as ``x`` and ``gate``; the sums for dW are kept in registers over many tiles.
+
+    parts: [programs, C, K] float32, one sum of dW for each program; the caller adds them in their order.
+    """
+    tiles = tl.cdiv(N, BM)
+    n, k, c = tl.arange(0, BM), tl.arange(0, KP), tl.arange(0, CP)
+    whole = (c < C)[:, None] & (k < H * D)[None, :]
+    w = tl.load(weight + c[:, None] * (H * D) + k[None, :], mask=whole, other=0.0)
+    dw = tl.zeros([CP, KP], tl.float32)
+    for tile in range(tl.program_id(0), B * R * tiles, tl.num_programs(0)):
+        first, row = (tile % tiles) * BM, tile // tiles
+        b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
+        start = tl.cast(first, tl.int64)
+        inside = (n < N - first)[:, None]
+        present = inside & (k < H * D)[None, :]
+        x_place = b * x_b + r * x_r + start * x_n + (n[:, None] * x_n + ((k // D) * x_h + k % D)[None, :])
+        g_place = b * g_b + r * g_r + start * g_n + (n[:, None] * g_n + ((k // D) * g_h + k % D)[None, :])
+        o_place = b * o_b + r * o_r + start * o_n + (n[:, None] * o_n + c[None, :])
+        written = inside & (c < C)[None, :]
+        dy = tl.load(dout + o_place, mask=written, other=0.0).to(tl.float32)
+        if HAS_KEEP:
+            kept = keep + b * m_b + r * m_r + start * m_n + (n[:, None] * m_n + c[None, :])
+            dy *= tl.load(kept, mask=written, other=0.0).to(tl.float32)
+        dy = dy.to(w.dtype)
+        g = _sigmoid(tl.load(gate + g_place, mask=present, other=0.0).to(tl.float32))
+        x_tile = tl.load(x + x_place, mask=present, other=0.0).to(tl.float32)
+        u = g * x_tile
+        dw = tl.dot(tl.trans(dy), u.to(w.dtype), dw, input_precision=PRECISION)
+        du = tl.dot(dy, w, input_precision=PRECISION)
+        tl.store(dx + x_place, (du * g).to(dx.dtype.element_ty), mask=present)
+        tl.store(dgate + g_place, (du * u * (1.0 - g)).to(dgate.dtype.element_ty), mask=present)
+    place = tl.program_id(0).to(tl.int64) * (C * H * D) + c[:, None] * (H * D) + k[None, :]
+    tl.store(parts + place, dw, mask=whole)

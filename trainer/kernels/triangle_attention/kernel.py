@@ -1,0 +1,197 @@
+"""Triton kernels of the projections of triangle attention: LayerNorm(z), then q, k, v, gate and pair bias.
+
+Shapes: positions (b, r, n), r the row whose positions attend to each other and n its positions, both N.
+Around the starting node z is [B, r, n, C], around the ending node [B, n, r, C]: strides say which, and
+nothing is transposed. H heads of D channels; HD = H·D.
+
+projected: [4, B, R, H, N, D], q, k, v and gate. bias: [B, H, R, JP], as EvoFlash-3D reads it: times SCALE,
+and -inf from N on. weight: the layers' weights in the products' dtype, stacked: [4·HD + HP, C], HP the heads
+with padding (rows of zeros).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pack_kernel(
+    first, second, third, fourth, out, A, B, C, D, TOTAL, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Arrays of A, B, C and D numbers, zeros after the third up to where the fourth begins, TOTAL - D."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(first + at, mask=at < A, other=0.0).to(tl.float32)
+    value += tl.load(second + (at - A), mask=(at >= A) & (at < A + B), other=0.0).to(tl.float32)
+    value += tl.load(third + (at - A - B), mask=(at >= A + B) & (at < A + B + C), other=0.0).to(tl.float32)
+    value += tl.load(fourth + (at - TOTAL + D), mask=(at >= TOTAL - D) & (at < TOTAL), other=0.0).to(
+        tl.float32
+    )
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < TOTAL)
+
+
+@triton.jit
+def _standardised(x, channels, C: tl.constexpr, EPS: tl.constexpr):
+    """Rows of ``x`` with mean 0 and variance 1, and the reciprocal of the deviation they had."""
+    mean = tl.sum(x, 1) / C
+    centred = tl.where(channels[None, :] < C, x - mean[:, None], 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + EPS)
+    return centred * inverse[:, None], inverse
+
+
+@triton.jit
+def project_kernel(
+    z, norm_weight, norm_bias, weight, projected, bias, R, N, JP, z_b, z_r, z_n, part,
+    C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, SCALE: tl.constexpr, LIMIT: tl.constexpr, EPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: BM positions of one row, all projections. ``part``: elements between q and k."""
+    HD: tl.constexpr = H * D
+    tiles = JP // BM
+    pid = tl.program_id(0)
+    first, row = (pid % tiles) * BM, pid // tiles
+    b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
+    n, c = tl.arange(0, BM), tl.arange(0, CP)
+    inside = n < N - first
+    source = z + b * z_b + r * z_r + tl.cast(first, tl.int64) * z_n + (n[:, None] * z_n + c[None, :])
+    x = tl.load(source, mask=inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+    standard, _ = _standardised(x, c, C, EPS)
+    scale = tl.load(norm_weight + c, mask=c < C, other=0.0).to(tl.float32)
+    shift = tl.load(norm_bias + c, mask=c < C, other=0.0).to(tl.float32)
+    normed = (standard * scale[None, :] + shift[None, :]).to(weight.dtype.element_ty)
+    target = projected + (b * R + r) * (N * HD) + tl.cast(first, tl.int64) * D + n[:, None] * D
+    for start in range(0, 4 * HD, BN):
+        column = start + tl.arange(0, BN)
+        w = tl.load(
+            weight + column[:, None] * C + c[None, :],
+            mask=(column < 4 * HD)[:, None] & (c < C)[None, :],
+            other=0.0,
+        )
+        y = tl.dot(normed, tl.trans(w), input_precision=PRECISION)
+        within = column % HD
+        place = (column // HD).to(tl.int64) * part + (within // D).to(tl.int64) * (N * D) + within % D
+        tl.store(
+            target + place[None, :],
+            y.to(projected.dtype.element_ty),
+            mask=inside[:, None] & (column < 4 * HD)[None, :],
+        )
+    head = tl.arange(0, HP)
+    w = tl.load(
+        weight + (4 * HD + head)[:, None] * C + c[None, :],
+        mask=(c < C)[None, :] & (head < HP)[:, None],
+        other=0.0,
+    )
+    # Rounded once as a projection and once more with the scale, as it would be without the fusion.
+    y = (
+        tl.dot(normed, tl.trans(w), input_precision=PRECISION).to(weight.dtype.element_ty).to(tl.float32)
+        * SCALE
+    )
+    if LIMIT > 0:
+        y = tl.minimum(tl.maximum(y, -LIMIT), LIMIT)
+    y = tl.where(inside[:, None], y, float("-inf")).to(bias.dtype.element_ty)
+    line = bias + ((b * H + head.to(tl.int64)) * R + r) * JP + first
+    tl.store(line[None, :] + n[:, None], y, mask=(head < H)[None, :] & (n < JP - first)[:, None])
+
+
+@triton.jit
+def input_gradient_kernel(
+    dprojected, dbias, dout, z, norm_weight, norm_bias, weight, dz, parts, B, R, N, JP,
+    z_b, z_r, z_n, w_b, w_r, w_n, g_b, g_r, g_n, part,
+    C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """dZ, with the residual's share where there is one; sums for the norm's and the bias layer's parameters.
+
+    Strides: ``w_*`` of dz, ``g_*`` of dout. parts: [programs, HP + 2, C] float32: the bias layer's weight,
+    the norm's weight, its offset; the caller adds the programs' in their order.
+    """
+    HD: tl.constexpr = H * D
+    tiles = tl.cdiv(N, BM)
+    n, c, head = tl.arange(0, BM), tl.arange(0, CP), tl.arange(0, HP)
+    known = c < C
+    scale = tl.load(norm_weight + c, mask=known, other=0.0).to(tl.float32)
+    shift = tl.load(norm_bias + c, mask=known, other=0.0).to(tl.float32)
+    w_bias = tl.load(weight + (4 * HD + head)[:, None] * C + c[None, :], mask=known[None, :], other=0.0)
+    dw = tl.zeros([HP, CP], tl.float32)
+    dscale = tl.zeros([CP], tl.float32)
+    dshift = tl.zeros([CP], tl.float32)
+    for tile in range(tl.program_id(0), B * R * tiles, tl.num_programs(0)):
+        first, row = (tile % tiles) * BM, tile // tiles
+        b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
+        start = tl.cast(first, tl.int64)
+        inside = n < N - first
+        there = inside[:, None] & known[None, :]
+        line = dbias + ((b * H + head.to(tl.int64)) * R + r) * JP + first
+        db = tl.load(line[None, :] + n[:, None], mask=inside[:, None] & (head < H)[None, :], other=0.0)
+        db = db.to(weight.dtype.element_ty)
+        dn = tl.dot(db, w_bias, input_precision=PRECISION)
+        source = dprojected + (b * R + r) * (N * HD) + start * D + n[:, None] * D
+        for from_column in range(0, 4 * HD, BN):
+            column = from_column + tl.arange(0, BN)
+            within = column % HD
+            place = (column // HD).to(tl.int64) * part + (within // D).to(tl.int64) * (N * D) + within % D
+            real = column < 4 * HD
+            d = tl.load(source + place[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+            w = tl.load(
+                weight + column[:, None] * C + c[None, :], mask=real[:, None] & known[None, :], other=0.0
+            )
+            dn = tl.dot(d, w, dn, input_precision=PRECISION)
+        x = tl.load(
+            z + b * z_b + r * z_r + start * z_n + (n[:, None] * z_n + c[None, :]), mask=there, other=0.0
+        )
+        standard, inverse = _standardised(x.to(tl.float32), c, C, EPS)
+        normed = (standard * scale[None, :] + shift[None, :]).to(weight.dtype.element_ty)
+        dw = tl.dot(tl.trans(db), normed, dw, input_precision=PRECISION)
+        dscale += tl.sum(dn * standard, 0)
+        dshift += tl.sum(dn, 0)
+        ds = dn * scale[None, :]
+        dx = ds - tl.sum(ds, 1)[:, None] / C - standard * (tl.sum(ds * standard, 1)[:, None] / C)
+        dx *= inverse[:, None]
+        if HAS_RESIDUAL:
+            grad = dout + b * g_b + r * g_r + start * g_n + (n[:, None] * g_n + c[None, :])
+            dx += tl.load(grad, mask=there, other=0.0).to(tl.float32)
+        target = dz + b * w_b + r * w_r + start * w_n + (n[:, None] * w_n + c[None, :])
+        tl.store(target, dx.to(dz.dtype.element_ty), mask=there)
+    own = parts + tl.program_id(0).to(tl.int64) * ((HP + 2) * C)
+    tl.store(own + head[:, None] * C + c[None, :], dw, mask=known[None, :])
+    tl.store(own + HP * C + c, dscale, mask=known)
+    tl.store(own + (HP + 1) * C + c, dshift, mask=known)
+
+
+@triton.jit
+def weight_gradient_kernel(
+    dprojected, z, norm_weight, norm_bias, parts, B, R, N, splits, z_b, z_r, z_n, part,
+    C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sums for the weights of q, k, v and gate: BN of their rows over one of ``splits`` shares of the tiles.
+
+    parts: [splits, 4·HD, C] float32. The programs of one share follow each other: they read the same z.
+    """
+    HD: tl.constexpr = H * D
+    blocks: tl.constexpr = (4 * HD + BN - 1) // BN
+    pid = tl.program_id(0)
+    column = (pid % blocks) * BN + tl.arange(0, BN)
+    split = pid // blocks
+    tiles = tl.cdiv(N, BM)
+    n, c = tl.arange(0, BM), tl.arange(0, CP)
+    known, real = c < C, column < 4 * HD
+    scale = tl.load(norm_weight + c, mask=known, other=0.0).to(tl.float32)
+    shift = tl.load(norm_bias + c, mask=known, other=0.0).to(tl.float32)
+    within = column % HD
+    place = (column // HD).to(tl.int64) * part + (within // D).to(tl.int64) * (N * D) + within % D
+    dw = tl.zeros([BN, CP], tl.float32)
+    for tile in range(split, B * R * tiles, splits):
+        first, row = (tile % tiles) * BM, tile // tiles
+        b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
+        start = tl.cast(first, tl.int64)
+        inside = n < N - first
+        source = z + b * z_b + r * z_r + start * z_n + (n[:, None] * z_n + c[None, :])
+        x = tl.load(source, mask=inside[:, None] & known[None, :], other=0.0).to(tl.float32)
+        standard, _ = _standardised(x, c, C, EPS)
+        normed = (standard * scale[None, :] + shift[None, :]).to(dprojected.dtype.element_ty)
+        line = dprojected + (b * R + r) * (N * HD) + start * D + n[:, None] * D
+        d = tl.load(line + place[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+        dw = tl.dot(tl.trans(d), normed, dw, input_precision=PRECISION)
+    target = parts + (split.to(tl.int64) * (4 * HD) + column[:, None]) * C + c[None, :]
+    tl.store(target, dw, mask=real[:, None] & known[None, :])
