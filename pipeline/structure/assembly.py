@@ -1,6 +1,7 @@
 """Assemblies: which chain is copied by which operators."""
 
 import itertools
+import math
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,10 @@ from megafold.pipeline.structure.options import AS_DEPOSITED
 #: The assembly that most files have and that is built unless another one is asked for.
 _DEFAULT: Final = "1"
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
+#: More copies of a chain than any assembly has: a slip in the file, which would take all memory.
+_MOST_PRODUCTS: Final = 100_000
+#: How far the product of a rotation and its transpose may be from the identity.
+_ROUNDING: Final = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,19 +102,26 @@ def _why_deposited(parsed: ParsedEntry, chains: list[Chain]) -> str:
         }
     except ValueError as error:
         return str(error)
-    unusable = [
-        name
-        for name in sorted(used)
-        if name not in parsed.operators or not np.isfinite(parsed.operators[name]).all()
-    ]
-    if unusable or not used:
+    undefined = sorted(used - parsed.operators.keys())
+    if undefined or not used:
         return (
-            f"the file's assemblies use operators that it does not define ({', '.join(unusable) or 'none'})"
+            f"the file's assemblies use operators that it does not define ({', '.join(undefined) or 'none'})"
         )
+    unusable = [name for name in sorted(used) if not _is_rigid(parsed.operators[name])]
+    if unusable:
+        return f"the file's assemblies use operators that are no rotations ({', '.join(unusable)})"
     present = {chain.source_asym for chain in chains}
     if not any(present.intersection(generator.asym_ids) for generator in parsed.generators):
         return "the file's assemblies name none of its chains"
     return ""
+
+
+def _is_rigid(operator: NDArray[np.float64]) -> bool:
+    """Whether a [3, 4] operator turns and shifts, and does nothing else; files round its numbers."""
+    turn = operator[:, :3]
+    if not np.isfinite(operator).all():
+        return False
+    return bool(np.abs(turn @ turn.T - np.eye(3)).max() < _ROUNDING and np.linalg.det(turn) > 0)
 
 
 def parse_operators(expression: str) -> list[tuple[str, ...]]:
@@ -124,13 +136,18 @@ def parse_operators(expression: str) -> list[tuple[str, ...]]:
     factors = re.findall(r"\(([^()]*)\)|([^()]+)", expression)
     if "".join(f"({inner})" if inner else bare for inner, bare in factors) != expression:
         raise ValueError(f"the operator expression {expression!r} cannot be understood")
-    return list(itertools.product(*(_operator_list(inner or bare) for inner, bare in factors)))
+    lists = [_operator_list(inner or bare) for inner, bare in factors]
+    if math.prod(map(len, lists)) > _MOST_PRODUCTS:
+        raise ValueError(f"the operator expression {expression!r} means more than {_MOST_PRODUCTS} copies")
+    return list(itertools.product(*lists))
 
 
 def _operator_list(text: str) -> list[str]:
     names: list[str] = []
     for part in filter(None, text.split(",")):
         span = _RANGE.fullmatch(part)
+        if span and int(span[2]) - int(span[1]) >= _MOST_PRODUCTS:
+            raise ValueError(f"the operator expression {text!r} means more than {_MOST_PRODUCTS} copies")
         names.extend(map(str, range(int(span[1]), int(span[2]) + 1)) if span else [part])
     return names
 

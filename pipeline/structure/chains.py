@@ -268,16 +268,16 @@ class _AsymReader:
         for index, residue in enumerate(residues):
             gap = numbers[index] - numbers[index - 1] - 1 if index and counts else 0
             if gap and kind is not None and not self._are_bonded(residues[index - 1], residue):
-                placed.extend(
-                    Residue(
-                        code=UNKNOWN_RESIDUE[kind],
-                        seq=len(placed) + 1 + offset,
-                        auth_seq=residues[index - 1].auth_seq + 1 + offset,
-                        ins_code=0,
-                        rows=np.empty(0, np.int64),
+                for offset in range(gap):
+                    placed.append(
+                        Residue(
+                            code=UNKNOWN_RESIDUE[kind],
+                            seq=len(placed) + 1,
+                            auth_seq=residues[index - 1].auth_seq + 1 + offset,
+                            ins_code=0,
+                            rows=np.empty(0, np.int64),
+                        )
                     )
-                    for offset in range(gap)
-                )
             placed.append(_residue(residue, len(placed) + 1, letters[index]))
         return placed
 
