@@ -159,28 +159,14 @@ def transpose(x: Tensor, peers: Peers, name: str) -> Tensor:
 # all_gather and reduce_scatter
 
 
-class Gathering:
-    """An ``all_gather`` under way; so is, in the backward pass, the ``reduce_scatter`` of its gradient.
-
-    Between :func:`start_gather` and :meth:`wait` other work hides the transfer. In the backward pass
-    autograd runs what was computed between them between the two halves of the transposed collective, so
-    that it is hidden likewise.
-    """
+class _Transfer:
+    """An ``all_gather`` under way, or in the backward pass the ``reduce_scatter`` of its gradient."""
 
     def __init__(self, peers: Peers, name: str) -> None:
         self.peers, self.name = peers, name
-        self.token: Tensor | None = None
         self._work: Any = None
         self._buffer: Tensor | None = None
         self._alive: Tensor | None = None
-
-    def wait(self) -> Tensor:
-        """[P, ...]: every rank's tensor."""
-        assert self.token is not None
-        if self.peers.size == 1:
-            return self.token.unsqueeze(0)
-        gathered: Tensor = _FinishGather.apply(self.token, self)
-        return gathered
 
     def begin_gather(self, x: Tensor) -> None:
         """Start to send."""
@@ -217,34 +203,53 @@ class _StartGather(torch.autograd.Function):
     """Returns a number without meaning, which ties the two halves together in autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gathering: Gathering) -> Tensor:
-        ctx.gathering, ctx.dtype = gathering, x.dtype
-        gathering.begin_gather(x)
+    def forward(ctx: Any, x: Tensor, transfer: _Transfer) -> Tensor:
+        ctx.transfer, ctx.dtype = transfer, x.dtype
+        transfer.begin_gather(x)
         return x.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.gathering.end().to(ctx.dtype), None
+        return ctx.transfer.end().to(ctx.dtype), None
 
 
 class _FinishGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, token: Tensor, gathering: Gathering) -> Tensor:
-        ctx.gathering = gathering
-        return gathering.end()
+    def forward(ctx: Any, token: Tensor, transfer: _Transfer) -> Tensor:
+        ctx.transfer = transfer
+        return transfer.end()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
-        ctx.gathering.begin_scatter(gradient)
+        ctx.transfer.begin_scatter(gradient)
         return gradient.new_zeros(()), None
+
+
+class Gathering:
+    """The first half of an ``all_gather``; :meth:`wait` is the second.
+
+    Between them other work hides the transfer. In the backward pass autograd runs what was computed
+    between them between the two halves of the transposed collective, so that it is hidden likewise.
+    """
+
+    def __init__(self, x: Tensor, peers: Peers, name: str) -> None:
+        # Autograd's nodes know the transfer but not this object, which knows a node: that would be a
+        # circle that nothing ever frees.
+        self._transfer = _Transfer(peers, name)
+        self._token: Tensor = x if peers.size == 1 else _StartGather.apply(x, self._transfer)
+
+    def wait(self) -> Tensor:
+        """[P, ...]: every rank's tensor."""
+        if self._transfer.peers.size == 1:
+            return self._token.unsqueeze(0)
+        gathered: Tensor = _FinishGather.apply(self._token, self._transfer)
+        return gathered
 
 
 def start_gather(x: Tensor, peers: Peers, name: str) -> Gathering:
     """Begin to gather ``x`` [...] from all ranks; go on with :meth:`Gathering.wait`."""
-    gathering = Gathering(peers, name)
-    gathering.token = x if peers.size == 1 else _StartGather.apply(x, gathering)
-    return gathering
+    return Gathering(x, peers, name)
 
 
 def all_gather(x: Tensor, peers: Peers, name: str) -> Tensor:
@@ -266,9 +271,9 @@ class _GatherOperand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, peers: Peers, name: str) -> Tensor:
         ctx.peers, ctx.name = peers, name
-        gathering = Gathering(peers, name)
-        gathering.begin_gather(x)
-        return gathering.end()
+        transfer = _Transfer(peers, name)
+        transfer.begin_gather(x)
+        return transfer.end()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -291,9 +296,9 @@ class _SumScatter(torch.autograd.Function):
             own = gradient.new_zeros((ctx.peers.size, *gradient.shape))
             own[ctx.peers.rank] = gradient
             return own, None, None
-        gathering = Gathering(ctx.peers, ctx.name)
-        gathering.begin_gather(gradient)
-        return gathering.end(), None, None
+        transfer = _Transfer(ctx.peers, ctx.name)
+        transfer.begin_gather(gradient)
+        return transfer.end(), None, None
 
 
 def gather_operand(x: Tensor, peers: Peers, name: str) -> Tensor:
@@ -328,9 +333,9 @@ class _GatherAlike(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, peers: Peers, name: str) -> Tensor:
         ctx.peers, ctx.name = peers, name
-        gathering = Gathering(peers, name)
-        gathering.begin_gather(x)
-        return gathering.end()
+        transfer = _Transfer(peers, name)
+        transfer.begin_gather(x)
+        return transfer.end()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

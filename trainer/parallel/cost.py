@@ -31,9 +31,9 @@ def bias_gather(n: int, n_head: int, p: int) -> float:
 
 
 def choose_triangle_scheme(n: int, c: int, p: int) -> TriangleScheme:
-    """The scheme that moves less; by channels where both move the same, as it holds nothing whole.
+    """By operand where that moves a tenth less at least, as it holds one operand whole; else by channels.
 
-    By operand for two ranks (2/3 of the bytes), by channels for three and more (3/P of the operand's). The
-    transposed collectives of the backward pass move the same elements, so they change nothing.
+    That is by operand for two ranks (2/3 of the bytes), and by channels for more (3/P of the operand's).
+    The transposed collectives of the backward pass move the same elements, so they change nothing.
     """
-    return "operand" if operand_gather(n, c, p) < channel_exchange(n, c, p) else "channels"
+    return "operand" if operand_gather(n, c, p) < 0.9 * channel_exchange(n, c, p) else "channels"
