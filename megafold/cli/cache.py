@@ -39,7 +39,8 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--template-structures",
             type=_EXISTING,
             multiple=True,
-            help="Folders with the structures that template hits name. Default: the corpus. Repeatable.",
+            help="Folders with the structures that template hits name, or caches. Default: the corpus. "
+            "Repeatable.",
         ),
         click.option(
             "--alignments",

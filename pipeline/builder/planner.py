@@ -289,7 +289,10 @@ class Planner:
                 continue  # the template task says so
         paths = {name: self._templates.path(name) for name in sorted(names)}
         self._hash(path for path in paths.values() if path is not None)
-        return {name: self._digests[path] if path is not None else "" for name, path in paths.items()}
+        return {
+            name: self._digests[path] if path is not None else self._templates.digest(name) or ""
+            for name, path in paths.items()
+        }
 
     def _paired_msas(self, plan: EntryPlan) -> Iterator[str]:
         """Digests of the MSAs of an entry's distinct protein sequences, by entity."""

@@ -19,10 +19,12 @@ from megafold.pipeline.errors import AlignmentError, TemplateError
 from megafold.pipeline.msa.alphabet import Alphabet
 from megafold.pipeline.msa.text import AlignmentText, read_text
 from megafold.pipeline.schema import GAP, TEMPLATE, MolType
-from megafold.pipeline.template.hits import Hit, HitList, Skipped, parse_hits, same_letters
-from megafold.pipeline.template.structures import TemplateChain, TemplateEntry, TemplateStructures
+from megafold.pipeline.template.hit import Hit, HitList, NumberedHit, Skipped
+from megafold.pipeline.template.hits import parse_hits
+from megafold.pipeline.template.placing import place
+from megafold.pipeline.template.structures import TemplateStructures
 
-VERSION: Final = 1
+VERSION: Final = 2
 #: A hit of fewer residues gives no frame-to-frame geometry worth a row.
 MIN_ALIGNED: Final = 4
 
@@ -50,6 +52,7 @@ class _Template:
     columns: dict[str, int]
     restype: NDArray[np.int8]
     atom_pos: NDArray[np.float32]
+    is_realigned: bool
 
 
 def featurize_templates(
@@ -60,14 +63,16 @@ def featurize_templates(
     Reasons in ``skipped``: ``unsupported-hit-format`` (a whole file), ``no-chain-id`` (the name is no PDB
     chain), ``too-short`` (fewer than 4 aligned residues), ``no-structure``, ``unreadable-structure``,
     ``chain-not-found`` (no such protein chain in the entry), ``sequence-mismatch`` (the hit's residues are
-    not in the chain's sequence). A warning names unsupported files and unreadable entries; it holds no
-    path, for objects must not depend on where files lie.
+    not in the chain's sequence, or the query is not as alike to it as an M8 line says), ``other-query`` (an
+    M8 line of another query), ``bad-range`` (an M8 line whose numbers cannot be). Warnings name unsupported
+    files, unreadable entries and how many hits were aligned again; they hold no path, for objects must not
+    depend on where files lie.
 
     Two files with the same bytes count once, with a warning.
 
     Args:
         sequence: the query's canonical one-letter sequence over the full SEQRES.
-        hit_files: hmmsearch Stockholm or HHR files, plain, gzip or Zstandard.
+        hit_files: hmmsearch Stockholm, HHR, A3M or M8 files, plain, gzip or Zstandard.
         structures: where the hits' entries are looked up.
     """
     texts: list[tuple[AlignmentText, Path]] = []
@@ -94,6 +99,9 @@ def featurize_templates(
             continue
         warnings += found.warnings
         kept = _use_hits(found, sequence, structures, skipped, unreadable)
+        n_realigned = sum(template.is_realigned for template in kept)
+        if n_realigned:
+            warnings.append(f"{text.name}: {n_realigned} hits aligned to their structures' sequences here")
         listed.append({"name": text.name, "digest": text.digest, "hits": len(found.items), "kept": len(kept)})
         templates += kept
     if not listed:
@@ -126,24 +134,24 @@ def _use_hits(
     return used
 
 
-def _template(hit: Hit, sequence: str, structures: TemplateStructures) -> _Template:
+def _template(hit: Hit | NumberedHit, sequence: str, structures: TemplateStructures) -> _Template:
     """Raises TemplateError with the reason the hit is skipped for."""
-    label = f"{hit.entry}_{hit.chain}"
-    n_aligned = len(hit.query_index)
-    if n_aligned < MIN_ALIGNED:
-        raise TemplateError(f"{label}: {n_aligned} aligned residues", reason="too-short")
+    if isinstance(hit, Hit):
+        _check_length(hit, len(hit.query_index))
     entry = structures.load(hit.entry)
     if entry is None:
-        raise TemplateError(f"{label}: no structure file of this entry", reason="no-structure")
-    chain, start = _locate(hit, entry)
-    index = start + hit.hit_index
+        raise TemplateError(f"{hit.entry}: no structure of this entry", reason="no-structure")
+    placed = place(hit, sequence, entry)
+    chain, query_index, index = placed.chain, placed.query_index, placed.chain_index
+    n_aligned = len(query_index)
+    _check_length(hit, n_aligned)
     alphabet = Alphabet.of(MolType.PROTEIN)
     residues = alphabet.encode(chain.sequence)[index]
-    query = alphabet.encode(sequence)[hit.query_index]
+    query = alphabet.encode(sequence)[query_index]
     restype = np.full(len(sequence), GAP, np.int8)
-    restype[hit.query_index] = residues
+    restype[query_index] = residues
     atom_pos = np.full((len(sequence), *chain.atom_pos.shape[1:]), np.nan, np.float32)
-    atom_pos[hit.query_index] = chain.atom_pos[index]
+    atom_pos[query_index] = chain.atom_pos[index]
     n_equal = int(((residues == query) & (query != alphabet.unknown)).sum())
     return _Template(
         entry=hit.entry,
@@ -153,43 +161,18 @@ def _template(hit: Hit, sequence: str, structures: TemplateStructures) -> _Templ
             "identity": (1000 * n_equal + n_aligned // 2) // n_aligned,
             "coverage": (1000 * n_aligned + len(sequence) // 2) // len(sequence),
             "aligned": n_aligned,
-            "first": int(hit.query_index[0]),
-            "last": int(hit.query_index[-1]),
+            "first": int(query_index[0]),
+            "last": int(query_index[-1]),
         },
         restype=restype,
         atom_pos=atom_pos,
+        is_realigned=placed.is_realigned,
     )
 
 
-def _locate(hit: Hit, entry: TemplateEntry) -> tuple[TemplateChain, int]:
-    """The chain a hit means and where in it the hit begins, decided by the letters.
-
-    Programs differ in whether they name chains by author or label id: the first candidate whose sequence has
-    the hit's residues where the hit says is meant, else the first one that has them anywhere.
-    """
-    candidates = entry.candidates(hit.chain)
-    if not candidates:
-        raise TemplateError(f"{hit.entry} has no protein chain {hit.chain}", reason="chain-not-found")
-    for chain in candidates:
-        if hit.start >= 0 and _matches(hit.sequence, chain.sequence, hit.start):
-            return chain, hit.start
-    for chain in candidates:
-        start = chain.sequence.find(hit.sequence)
-        if start < 0 and "X" in hit.sequence + chain.sequence:
-            offsets = range(len(chain.sequence) - len(hit.sequence) + 1)
-            start = next((at for at in offsets if _matches(hit.sequence, chain.sequence, at)), -1)
-        if start >= 0:
-            return chain, start
-    raise TemplateError(
-        f"{hit.entry}_{hit.chain}: the hit's residues are not in the chain's sequence",
-        reason="sequence-mismatch",
-    )
-
-
-def _matches(letters: str, sequence: str, start: int) -> bool:
-    """Whether the sequence has these letters at ``start``; X matches any."""
-    stretch = sequence[start : start + len(letters)]
-    return len(stretch) == len(letters) and same_letters(letters, stretch)
+def _check_length(hit: Hit | NumberedHit, n_aligned: int) -> None:
+    if n_aligned < MIN_ALIGNED:
+        raise TemplateError(f"{hit.entry}_{hit.chain}: {n_aligned} aligned residues", reason="too-short")
 
 
 def _assemble(

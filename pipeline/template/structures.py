@@ -1,4 +1,4 @@
-"""Template structures: finds the mmCIF file of an entry and reads what templates need of its protein chains.
+"""Template structures: finds the structure of an entry and reads what templates need of its protein chains.
 
 gemmi's objects stay in this module; what leaves it are arrays and strings.
 """
@@ -6,7 +6,6 @@ gemmi's objects stay in this module; what leaves it are arrays and strings.
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,85 +15,64 @@ from numpy.typing import NDArray
 
 from megafold.pipeline.errors import AlignmentError, TemplateError
 from megafold.pipeline.msa.text import AlignmentText, read_text
+from megafold.pipeline.template.entry import ATOM_NAMES, TemplateChain, TemplateEntry
+from megafold.pipeline.template.stored import StoredStructures, is_cache
 
-#: N, CA, C and pseudo-beta: the atoms of a template residue, in stored order.
-ATOM_NAMES: Final = ("N", "CA", "C", "CB")
 _SUFFIXES: Final = tuple(f"{cif}{packed}" for cif in (".cif", ".mmcif") for packed in ("", ".gz", ".zst"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TemplateChain:
-    """One protein chain of a template entry.
-
-    ``sequence``: canonical one-letter over the full SEQRES, length N. ``atom_pos`` float32 [N, 4, 3] in Å:
-    N, CA, C and CB (CA for GLY) of the first model; NaN where missing.
-    """
-
-    label_asym_id: str
-    auth_asym_id: str
-    sequence: str
-    atom_pos: NDArray[np.float32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TemplateEntry:
-    """What templates need of one entry. ``release_date`` is an ISO date, None where the file has none."""
-
-    entry: str
-    digest: str
-    release_date: str | None
-    chains: tuple[TemplateChain, ...]
-
-    def candidates(self, chain: str) -> list[TemplateChain]:
-        """The chains a hit may mean by ``chain``: by author id first, then by label id."""
-        by_author = [c for c in self.chains if c.auth_asym_id == chain]
-        by_label = [c for c in self.chains if c.label_asym_id == chain and c.auth_asym_id != chain]
-        return by_author + by_label
-
-
 class TemplateStructures:
-    """The mmCIF files templates may come from, by entry id.
+    """The structures templates may come from, by entry id: mmCIF files, and caches that were built before.
 
     Files are named ``<entry>.cif`` (or ``.mmcif``), plain, gzip or Zstandard, in the folders or one level
     below (the PDB's divided layout); an earlier folder wins. A file in place of a folder stands for itself.
+    A folder that is a cache gives the structures of its current snapshot; a file goes before them.
     Folders are listed once, on construction.
     The ``capacity`` entries used last are kept in memory.
 
     Raises:
-        TemplateError: a folder cannot be listed (``no-such-folder``).
+        TemplateError: a folder cannot be listed (``no-such-folder``), or is a cache that cannot be read
+            (``unreadable-cache``).
     """
 
     def __init__(self, folders: Sequence[Path], capacity: int = 16) -> None:
         self._paths: dict[str, Path] = {}
         self._capacity = capacity
         self._loaded: OrderedDict[str, TemplateEntry] = OrderedDict()
+        self._stored = [StoredStructures(Path(folder)) for folder in folders if is_cache(Path(folder))]
         for folder in folders:
-            for path in _cif_files(Path(folder)):
+            for path in _cif_files(Path(folder)) if not is_cache(Path(folder)) else ():
                 self._paths.setdefault(_entry_of(path.name), path)
 
     def __contains__(self, entry: object) -> bool:
-        return isinstance(entry, str) and entry.lower() in self._paths
+        return isinstance(entry, str) and (entry.lower() in self._paths or self._stored_in(entry) is not None)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._paths.keys() | {entry for stored in self._stored for entry in stored.entries})
+
+    def _stored_in(self, entry: str) -> StoredStructures | None:
+        return next((stored for stored in self._stored if entry.lower() in stored.entries), None)
 
     def path(self, entry: str) -> Path | None:
-        """The file of an entry, None where there is none."""
+        """The mmCIF file of an entry, None where there is none."""
         return self._paths.get(entry.lower())
 
     def digest(self, entry: str) -> str | None:
-        """SHA-256 of the entry's file as it lies on disk, None where there is none."""
+        """What an entry's structure is told by: its file's SHA-256, or its object's digest; None for none."""
         key = entry.lower()
         if key in self._loaded:
             return self._loaded[key].digest
         path = self._paths.get(key)
-        return None if path is None else _read(path).digest
+        if path is not None:
+            return _read(path).digest
+        stored = self._stored_in(key)
+        return None if stored is None else stored.entries[key]
 
     def load(self, entry: str) -> TemplateEntry | None:
-        """The chains and release date of an entry, None where it has no file.
+        """The chains and release date of an entry, None where there is no structure of it.
 
         Raises:
-            TemplateError: the file cannot be read (``unreadable-structure``).
+            TemplateError: the structure cannot be read (``unreadable-structure``).
         """
         key = entry.lower()
         loaded = self._loaded.get(key)
@@ -102,9 +80,13 @@ class TemplateStructures:
             self._loaded.move_to_end(key)
             return loaded
         path = self._paths.get(key)
-        if path is None:
+        stored = self._stored_in(key)
+        if path is not None:
+            loaded = _load(key, path)
+        elif stored is not None:
+            loaded = stored.load(key)
+        else:
             return None
-        loaded = _load(key, path)
         self._loaded[key] = loaded
         while len(self._loaded) > self._capacity:
             self._loaded.popitem(last=False)

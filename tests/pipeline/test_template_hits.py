@@ -8,7 +8,8 @@ import pytest
 
 from megafold.pipeline.errors import TemplateError
 from megafold.pipeline.msa.text import AlignmentText, read_text
-from megafold.pipeline.template.hits import Hit, Skipped, hit_entries, parse_hits
+from megafold.pipeline.template.hit import Hit, HitList, Skipped
+from megafold.pipeline.template.hits import hit_entries, parse_hits
 
 STOCKHOLM = """# STOCKHOLM 1.0
 #=GF AU hmmsearch (HMMER 3.3.2)
@@ -148,15 +149,28 @@ def test_hhr_cut_off():
     assert caught.value.reason == "row-length"
 
 
-@pytest.mark.parametrize("data", ["101\t4g3x_A\t1.000\t166\n", ">1abc_A/1-3\nMKV\n", ""])
+@pytest.mark.parametrize("data", ["101\t4g3x_A\t1.000\t166\n", "<html>\n"])
 def test_other_formats_are_counted(data):
     found = parse_hits(text(data, "x.m8"), "MKV")
     assert found.items == (Skipped(reason="unsupported-hit-format"),)
     assert "x.m8" in found.warnings[0]
 
 
+@pytest.mark.parametrize("data", ["", "\n \n", "# BLASTP 2.14\n# 0 hits found\n"])
+def test_a_search_that_found_nothing(data):
+    assert parse_hits(text(data, "x.m8"), "MKV") == HitList(items=())
+
+
 @pytest.mark.parametrize(
-    ("data", "entries"), [(STOCKHOLM, {"1abc", "2xyz"}), (HHR, {"1abc"}), ("101\t4g3x_A\n", set())]
+    ("data", "entries"),
+    [
+        (STOCKHOLM, {"1abc", "2xyz"}),
+        (HHR, {"1abc"}),
+        ("101\t4g3x_A\n", set()),
+        ("101\t4G3X_A\t1.0\t9\t0\t0\t1\t9\t1\t9\t1E-5\t20\n", {"4g3x"}),
+        ("\n>query\nMKV\n>1abc_A/1-3 x\nMKV\n>UniRef90_X\nMKV\n", {"1abc"}),
+        ("", set()),
+    ],
 )
 def test_entries(tmp_path, data, entries):
     path = tmp_path / "hits"
