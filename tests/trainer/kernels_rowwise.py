@@ -15,7 +15,9 @@ import triton
 from torch import Tensor
 
 from megafold.trainer import ops
+from megafold.trainer.kernels.adaln import operator as adaln
 from megafold.trainer.kernels.layernorm import operator as layernorm
+from megafold.trainer.kernels.layernorm_linear import operator as layernorm_linear
 from megafold.trainer.kernels.transition import composed, fused
 from megafold.trainer.kernels.transition import operator as transition
 from megafold.trainer.ops.registry import Operator
@@ -64,6 +66,28 @@ def transition_inputs(shape: tuple[int, ...], dtype: torch.dtype, expansion: int
     }  # fmt: skip
 
 
+def layernorm_linear_inputs(
+    shape: tuple[int, ...], dtype: torch.dtype, outputs: int = 21
+) -> dict[str, Tensor]:
+    norm = layernorm_inputs(shape, dtype)
+    return {
+        "x": norm["x"], "norm_weight": norm["weight"], "norm_bias": norm["bias"],
+        "weight": parameter(outputs, shape[-1], dtype=dtype), "bias": parameter(outputs, dtype=dtype),
+    }  # fmt: skip
+
+
+def adaln_inputs(
+    shape: tuple[int, ...], dtype: torch.dtype, s_shape: tuple[int, ...] | None = None
+) -> dict[str, Tensor]:
+    c = shape[-1]
+    s = layernorm_inputs(s_shape or (*shape[:-1], 24), dtype)
+    return {
+        "a": layernorm_inputs(shape, dtype)["x"], "s": s["x"], "norm_weight": s["weight"],
+        "scale_weight": parameter(c, s["x"].shape[-1], dtype=dtype), "scale_bias": parameter(c, dtype=dtype),
+        "shift_weight": parameter(c, s["x"].shape[-1], dtype=dtype),
+    }  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Subject:
     """An operator under test; ``shape`` is the smallest of its inputs that does not fit its tiles."""
@@ -84,6 +108,10 @@ class Subject:
 
 SUBJECTS = {
     "layernorm": Subject(layernorm.layernorm, ops.layernorm, layernorm_inputs, (3, 7, 48)),
+    "layernorm_linear": Subject(
+        layernorm_linear.layernorm_linear, ops.layernorm_linear, layernorm_linear_inputs, (3, 29, 64)
+    ),
+    "adaln": Subject(adaln.adaln, ops.adaln, adaln_inputs, (2, 3, 7, 48)),
     "transition": Subject(transition.transition, ops.transition, transition_inputs, (3, 15, 64)),
     "swiglu": Subject(transition.swiglu, ops.swiglu, swiglu_inputs, (3, 5, 64)),
 }
@@ -119,8 +147,8 @@ class Case:
             assert value.dtype == eager[name].dtype, name
             assert value.shape == eager[name].shape, name
             # The floor: the rounding of the result, which eager is free of where it is exact by chance; in
-            # float32 also that of the sums, which are taken in another order.
-            floor = torch.finfo(value.dtype).eps * (1 if value.dtype == torch.float32 else 0.25)
+            # float32 also that of sums of few numbers, which are taken in another order.
+            floor = torch.finfo(value.dtype).eps * (2 if value.dtype == torch.float32 else 0.25)
             allowed = 1.3 * max(relative(eager[name], exact[name]), floor)
             assert relative(value, exact[name]) <= allowed, name
 
@@ -164,6 +192,23 @@ def test_layernorm_without_weight_or_bias(parameters):
     case.assert_as_exact_as_eager()
 
 
+@pytest.mark.parametrize(("channels", "outputs"), [(64, 16), (64, 1), (128, 130), (48, 21)])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_layernorm_linear_fused_or_composed(channels, outputs, dtype):
+    case = SUBJECTS["layernorm_linear"].case((70, channels), dtype, outputs=outputs)
+    case.assert_as_exact_as_eager()
+    case.inputs["bias"] = None
+    case.assert_as_exact_as_eager()
+    case.inputs["norm_bias"] = None
+    case.assert_as_exact_as_eager()
+
+
+@pytest.mark.parametrize("s_shape", [(2, 1, 7, 24), (1, 1, 7, 24), (7, 24), (24,), (1, 3, 1, 24)])
+def test_conditioning_that_copies_share(s_shape):
+    SUBJECTS["adaln"].case(dtype=HALF, s_shape=s_shape).assert_as_exact_as_eager()
+    SUBJECTS["adaln"].case(s_shape=s_shape).assert_as_exact_as_eager()
+
+
 @pytest.mark.parametrize(("shape", "expansion"), [((9, 48), 2), ((9, 64), 2), ((5, 128), 1), ((3, 96), 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_transition_fused_or_composed(shape, expansion, dtype):
@@ -198,7 +243,8 @@ def test_strided_inputs_and_expanded_gradients(name):
     subject = SUBJECTS[name]
     channels = subject.shape[-1]
     case = subject.case((4, 6, channels))
-    x = case.inputs["x"].detach()
+    first = next(iter(case.inputs))
+    x = case.inputs[first].detach()
     case.grad = torch.randn(1, 1, case.grad.shape[-1], device=DEVICE).expand_as(case.grad)
     for strided in (
         x.transpose(0, 1).contiguous().transpose(0, 1),
@@ -206,7 +252,7 @@ def test_strided_inputs_and_expanded_gradients(name):
         torch.stack([x, x], -1)[..., 0],
         x[:1].expand_as(x),
     ):
-        case.inputs["x"] = strided.requires_grad_()
+        case.inputs[first] = strided.requires_grad_()
         case.assert_as_exact_as_eager()
     case.grad = torch.randn_like(case.grad).transpose(0, 1).contiguous().transpose(0, 1)
     case.assert_as_exact_as_eager()
@@ -234,11 +280,15 @@ def test_autocast_decides_the_dtype(name):
 def test_second_derivative_raises(name):
     case = SUBJECTS[name].case()
     out = SUBJECTS[name].ours(**case.inputs)
-    (gradient,) = torch.autograd.grad(out.square().sum(), [case.inputs["x"]], create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        out.square().sum(), [next(iter(case.inputs.values()))], create_graph=True
+    )
     with pytest.raises(RuntimeError, match="differentiate twice"):
         gradient.sum().backward()
     out = getattr(torch.ops.megafold, name)(*case.inputs.values(), torch.float32)
-    (gradient,) = torch.autograd.grad(out.square().sum(), [case.inputs["x"]], create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        out.square().sum(), [next(iter(case.inputs.values()))], create_graph=True
+    )
     with pytest.raises(RuntimeError, match=f"{name} cannot be differentiated twice"):
         gradient.sum().backward()
 

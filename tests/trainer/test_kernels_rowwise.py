@@ -11,14 +11,19 @@ import torch
 import triton
 
 from megafold.trainer import ops
+from megafold.trainer.kernels.adaln import kernel as adaln
 from megafold.trainer.kernels.layernorm import kernel as layernorm
 from megafold.trainer.kernels.layernorm.operator import unsupported
 from megafold.trainer.kernels.layernorm.tiles import tile
+from megafold.trainer.kernels.layernorm_linear import kernel as layernorm_linear
+from megafold.trainer.kernels.layernorm_linear import tiles as layernorm_linear_tiles
 from megafold.trainer.kernels.transition import kernel as transition
 from megafold.trainer.kernels.transition.tiles import known_tiles
 from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_for
 
 CHECKS = Path(__file__).with_name("kernels_rowwise.py")
+#: Parameters that are neither tensors nor constants.
+NUMBERS = ("M", "x_row", "rows", "steps", "count", "H", "R", "INNER", "a_row")
 compiles = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET is set")
 
 
@@ -41,7 +46,7 @@ def compile_kernel(
 ) -> None:
     pointers = {
         name: "*fp32" if name in floats else f"*{dtype}" for name in function.arg_names
-        if name not in constants and name not in ("M", "x_row", "rows", "steps", "count", "H")
+        if name not in constants and name not in NUMBERS
     }  # fmt: skip
     made = compile_for(target, function, pointers, constants, **options)
     assert made.metadata.shared <= SHARED_MEMORY[target], (function.__name__, constants)
@@ -80,6 +85,36 @@ def test_every_tile_of_the_transition_compiles_and_fits(target):
         at = chosen.weights
         constants = {"BN": at.hidden, "BK": at.rows, "FIRST": False, "SPLITS": 4} | fixed
         compile_kernel(target, transition.weight_gradient_kernel, constants, floats, dtype, **at.options())
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_tile_of_the_linear_layer_compiles_and_fits(target):
+    floats = ("norm_weight", "norm_bias", "norm_parts", "parts", "bias_parts")
+    for (_, _, narrow), chosen in layernorm_linear_tiles.known_tiles(target).items():
+        fixed = {"C": 128, "OUT": 16 if narrow else 516, "EPS": 1e-5, "PRECISION": "ieee"}
+        biases = {"HAS_NORM_BIAS": True, "HAS_BIAS": True}
+        at = chosen.forward
+        constants = {"BM": at.rows, "BO": at.outputs} | fixed | biases
+        compile_kernel(target, layernorm_linear.forward_kernel, constants, floats, "bf16", **at.options())
+        at = chosen.input
+        constants = {"BM": at.rows, "BO": at.outputs, "INPUT": True, "SUMS": True} | fixed
+        kernel = layernorm_linear.input_gradient_kernel
+        compile_kernel(target, kernel, constants, floats, "bf16", **at.options())
+        at = chosen.weight
+        constants = {"BM": at.rows, "BO": at.outputs, "SPLITS": 4} | fixed | biases
+        kernel = layernorm_linear.weight_gradient_kernel
+        compile_kernel(target, kernel, constants, floats, "bf16", **at.options())
+    constants = {"SPLITS": 4, "BLOCK": 256}
+    compile_kernel(target, layernorm_linear.sum_splits_kernel, constants, floats, "bf16")
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_adaln_compiles_and_fits(target):
+    sizes = {"BM": 2, "C": 768, "CP": 1024, "EPS": 1e-5}
+    compile_kernel(target, adaln.forward_kernel, sizes, (), "bf16")
+    compile_kernel(target, adaln.backward_kernel, sizes | {"INPUT": True, "CONDITIONING": True}, (), "bf16")
 
 
 @compiles

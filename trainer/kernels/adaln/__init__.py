@@ -1,0 +1,1 @@
+"""Adaptive layer norm (algorithm 26): ``kernel`` on the device, ``operator`` around it."""

@@ -1,0 +1,158 @@
+"""Adaptive layer norm as a torch operator with its backward, registered for the back end ``triton``.
+
+The products of the conditioning are cuBLAS's; they are taken once for all the noised copies that share it.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from megafold.trainer.kernels.adaln import kernel
+from megafold.trainer.kernels.differentiable import Differentiable, as_rows, gradient_like, no_gradient
+from megafold.trainer.kernels.launch import Launcher, blocks
+from megafold.trainer.kernels.layernorm.operator import (
+    FLOATS,
+    INTERPRETED,
+    MOST_CHANNELS,
+    normalise,
+    normalise_backward,
+    padded,
+    sum_parts,
+)
+from megafold.trainer.ops.normalization import EPS
+from megafold.trainer.ops.precision import full_precision, result_dtype
+from megafold.trainer.ops.registry import register
+
+#: Elements of a tile: the backward holds five of them.
+_ELEMENTS: Final = 2048
+
+_launch_forward = Launcher(kernel.forward_kernel)
+_launch_backward = Launcher(kernel.backward_kernel)
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """``a``'s rows as [groups, copies, inner]: the copies share a row of conditioning."""
+
+    groups: int
+    copies: int
+    inner: int
+
+
+def _sharing(a: Tensor, s: Tensor) -> _Sharing | None:
+    """How ``s`` is broadcast against ``a``; None: along axes that do not lie next to each other."""
+    shape = a.shape[:-1]
+    sizes = [1] * (len(shape) - s.dim() + 1) + list(s.shape[:-1])
+    shared = [i for i, (own, size) in enumerate(zip(sizes, shape, strict=True)) if own == 1 and size > 1]
+    if not shared:
+        return _Sharing(1, 1, shape.numel())
+    start, stop = shared[0], shared[-1] + 1
+    if any(sizes[i] > 1 for i in range(start, stop)):
+        return None
+    return _Sharing(shape[:start].numel(), shape[start:stop].numel(), shape[stop:].numel())
+
+
+def _constants(channels: int) -> dict[str, float]:
+    rows = max(1, min(32, _ELEMENTS // padded(channels)))
+    return {"BM": rows, "C": channels, "CP": padded(channels), "EPS": EPS}
+
+
+def _products(
+    s: Tensor, norm_weight: Tensor, scale_weight: Tensor, shift_weight: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalised conditioning [rows, C_s] and its two products [rows, C], without bias."""
+    normal = normalise(as_rows(s), norm_weight, None, dtype)
+    return normal, normal @ scale_weight.to(dtype).T, normal @ shift_weight.to(dtype).T
+
+
+def _shared_rows(a: Tensor, s: Tensor) -> tuple[Tensor, _Sharing]:
+    sharing = _sharing(a, s)
+    if sharing is None:
+        return s.expand(*a.shape[:-1], s.shape[-1]), _Sharing(1, 1, a.shape[:-1].numel())
+    return s, sharing
+
+
+def _forward(
+    a: Tensor, s: Tensor, norm_weight: Tensor, scale_weight: Tensor, scale_bias: Tensor, shift_weight: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    s, sharing = _shared_rows(a, s)
+    with full_precision(a):
+        _normal, scale, shift = _products(s, norm_weight, scale_weight, shift_weight, dtype)
+    rows = as_rows(a)
+    m, c = rows.shape
+    out = torch.empty(a.shape, dtype=dtype, device=a.device)
+    constants = _constants(c)
+    _launch_forward(
+        blocks(m, int(constants["BM"])),
+        (rows, scale, shift, scale_bias, out), (m, sharing.copies, sharing.inner, rows.stride(0)),
+        constants, {},
+    )  # fmt: skip
+    return out
+
+
+def _backward(
+    grad: Tensor, a: Tensor, s: Tensor, norm_weight: Tensor, scale_weight: Tensor, scale_bias: Tensor,
+    shift_weight: Tensor, wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    full, sharing = _shared_rows(a, s)
+    conditioned = any(wanted[1:])
+    with full_precision(a):
+        normal, scale, _shift = _products(full, norm_weight, scale_weight, shift_weight, grad.dtype)
+        rows = as_rows(a)
+        da = torch.empty(a.shape, dtype=a.dtype, device=a.device) if wanted[0] else no_gradient(a)
+        dscale = torch.empty_like(scale) if conditioned else no_gradient(scale)
+        dshift = torch.empty_like(dscale)
+        count, c = scale.shape
+        constants = _constants(c)
+        _launch_backward(
+            blocks(count, int(constants["BM"])),
+            (rows, scale, scale_bias, grad, da, dscale, dshift),
+            (count, sharing.copies, sharing.inner, rows.stride(0)),
+            constants | {"INPUT": wanted[0], "CONDITIONING": conditioned}, {},
+        )  # fmt: skip
+        made = [da, no_gradient(a), no_gradient(a)]
+        if wanted[1] or wanted[2]:
+            dnormal = torch.addmm(
+                dscale @ scale_weight.to(grad.dtype), dshift, shift_weight.to(grad.dtype)
+            ).view(full.shape)
+            ds, parts = normalise_backward(dnormal, full, norm_weight, wanted[1], wanted[2])
+            made[1] = ds.sum_to_size(s.shape) if wanted[1] else no_gradient(a)
+            made[2] = gradient_like(norm_weight, wanted[2], a)
+            if wanted[2]:
+                sum_parts(parts, made[2], no_gradient(a))
+        made.append((dscale.T @ normal).to(scale_weight.dtype) if wanted[3] else no_gradient(a))
+        made.append(dscale.sum(0, dtype=torch.float32).to(scale_bias.dtype) if wanted[4] else no_gradient(a))
+        made.append((dshift.T @ normal).to(shift_weight.dtype) if wanted[5] else no_gradient(a))
+    return made
+
+
+_operator = Differentiable("adaln", _forward, _backward, lambda a, *_others: a.shape)
+
+
+def unsupported(
+    a: Tensor, s: Tensor, norm_weight: Tensor, scale_weight: Tensor, scale_bias: Tensor, shift_weight: Tensor
+) -> str | None:
+    """Why the kernels cannot take these arguments; None: they can."""
+    if a.device.type != "cuda" and not INTERPRETED:
+        return f"device {a.device.type}"
+    given = [t.dtype for t in (a, s, norm_weight, scale_weight, scale_bias, shift_weight)]
+    if result_dtype(a) not in FLOATS or not FLOATS.issuperset(given):
+        return f"dtypes {', '.join(map(str, given))}"
+    if max(a.shape[-1], s.shape[-1]) > MOST_CHANNELS:
+        return f"{a.shape[-1]} and {s.shape[-1]} channels"
+    if s.dim() > a.dim() or any(
+        own > size for own, size in zip(s.shape[-2::-1], a.shape[-2::-1], strict=False)
+    ):
+        return "conditioning of more rows than what is conditioned"
+    return "empty" if a.numel() == 0 or s.numel() == 0 else None
+
+
+@register("adaln", "triton", supports=unsupported)
+def adaln(
+    a: Tensor, s: Tensor, norm_weight: Tensor, scale_weight: Tensor, scale_bias: Tensor, shift_weight: Tensor
+) -> Tensor:
+    """See :func:`megafold.trainer.ops.normalization.adaln`."""
+    return _operator(a, s, norm_weight, scale_weight, scale_bias, shift_weight, result_dtype(a))
