@@ -240,8 +240,8 @@ class Trainer:
     ) -> tuple[dict[str, float], bool, bool, int]:
         """Means of the losses over the groups, and whether any rank must skip the step or wants to stop."""
         finite = losses["loss"].isfinite() & norm.isfinite()
-        head = torch.tensor([float(stop), float(samples)], device=self.device)
-        packed = torch.stack([(~finite).float(), *head, *(value.float() for value in losses.values())])
+        head = torch.tensor([stop, samples], dtype=torch.float64, device=self.device)
+        packed = torch.stack([(~finite).double(), *head, *(value.double() for value in losses.values())])
         bad, stops, count, *means = self.ranks.sum(packed).tolist()
         # The ranks of a group have parts of its samples' losses, which add up.
         averaged = {name: mean / self.ranks.dp for name, mean in zip(losses, means, strict=True)}
