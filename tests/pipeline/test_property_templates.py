@@ -68,7 +68,8 @@ def hits(draw: DrawFn) -> HitDraft:
 
     before = draw(st.integers(0, 3))
     query_at, template_at = before, draw(st.integers(0, 2))
-    query, pairs = draw(st.text(LETTERS, min_size=before, max_size=before)), []
+    query = draw(st.text(LETTERS, min_size=before, max_size=before))
+    pairs: list[tuple[int, int]] = []
     while template_at < len(own):
         kind = "both" if not pairs else draw(st.sampled_from(["both"] * 6 + ["query", "template", "end"]))
         if kind == "end":
