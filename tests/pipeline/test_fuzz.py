@@ -153,10 +153,17 @@ def _is_rna(path: Path) -> bool:
 
 
 def _query_length(text: bytes) -> int:
-    for line in text.splitlines():
-        if line.startswith(b"Match_columns"):
-            return int(line.split()[1])
-    return 100
+    """Residues of the query that an undamaged hit file was made with, as its format tells."""
+    lines = text.splitlines()
+    if text.startswith(b"Query "):
+        return next(int(line.split()[1]) for line in lines if line.startswith(b"Match_columns"))
+    if text.startswith(b"# STOCKHOLM"):
+        reference = b"".join(line.split()[2] for line in lines if line.startswith(b"#=GC RF"))
+        return sum(column not in b".-" for column in reference)
+    if text.startswith(b">"):
+        first = text.split(b"\n>")[0].split(b"\n", 1)[1]
+        return sum(column in b"-ABCDEFGHIJKLMNOPQRSTUVWXYZ" for column in first)
+    return max(int(line.split(b"\t")[7]) for line in lines)
 
 
 def _late(*_: object) -> None:
