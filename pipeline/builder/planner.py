@@ -275,9 +275,12 @@ class Planner:
             )
         if files.hits and chain["mol_type"] == "protein":
             named = self._named_digests(files.hits)
-            recipe = recipes.template_recipe(sequence, named, self._template_digests(files.hits))
+            structures = self._template_digests(files.hits)
+            recipe = recipes.template_recipe(sequence, named, structures)
             plan.recipes[f"template:{entity}"] = recipe
-            yield from self._reuse_or_plan(TemplateTask(recipe=recipe, files=files.hits, **shared))
+            yield from self._reuse_or_plan(
+                TemplateTask(recipe=recipe, files=files.hits, structures=structures, **shared)
+            )
 
     def _template_digests(self, files: Iterable[Path]) -> dict[str, str]:
         """Digest of each structure file that the hits name; a hit list nobody can read names none."""

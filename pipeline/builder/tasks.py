@@ -78,10 +78,13 @@ class WorkerContext:
             self._dictionary = load_dictionary(self._sources.ccd, self._sources.ccd_extra)
         return self._dictionary
 
-    @property
-    def templates(self) -> TemplateStructures:
-        """The folders that template structures are looked for in."""
-        if self._templates is None:
+    def templates(self, digests: Mapping[str, str]) -> TemplateStructures:
+        """The folders that template structures are looked for in.
+
+        ``digests`` are those of the structures by entry, as the build found them: a process that outlives a
+        build lists its folders again where it knows others.
+        """
+        if self._templates is None or not self._templates.agrees_with(digests):
             self._templates = TemplateStructures(self._sources.template_structures)
         return self._templates
 
@@ -236,7 +239,12 @@ class MsaTask(SequenceTask):
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateTask(SequenceTask):
-    """Read one sequence's template hits."""
+    """Read one sequence's template hits.
+
+    ``structures`` maps the entries that they name to their structures' digests, ``""`` where there is none.
+    """
+
+    structures: Mapping[str, str] = field(compare=False)
 
     @property
     def stage(self) -> str:
@@ -246,7 +254,7 @@ class TemplateTask(SequenceTask):
     def run(self, worker: WorkerContext) -> Outcome:
         """See :class:`Task`."""
         sequence = worker.sequence(self.structure, self.entity_id)
-        read = featurize_templates(sequence, self.files, worker.templates)
+        read = featurize_templates(sequence, self.files, worker.templates(self.structures))
         return self.outcome(worker, read.content, read.failures, "hits")
 
 

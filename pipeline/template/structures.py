@@ -5,7 +5,7 @@ gemmi's objects stay in this module; what leaves it are arrays and strings.
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +67,19 @@ class TemplateStructures:
             return _read(path).digest
         stored = self._stored_in(key)
         return None if stored is None else stored.entries[key]
+
+    def agrees_with(self, digests: Mapping[str, str]) -> bool:
+        """Whether what is known here may be what another process found: ``""`` for an entry without one.
+
+        Files that were not read yet are taken to be those that were meant.
+        """
+        for entry, digest in digests.items():
+            key = entry.lower()
+            if (key in self) != bool(digest):
+                return False
+            if (key in self._loaded or key not in self._paths) and digest and self.digest(key) != digest:
+                return False
+        return True
 
     def load(self, entry: str) -> TemplateEntry | None:
         """The chains and release date of an entry, None where there is no structure of it.
