@@ -103,8 +103,8 @@ def template_recipe(
     Args:
         sequence_digest: digest of the query.
         files: (base name, digest) of the hit files.
-        structures: digest of the structure by entry that a hit names (its file's, or its object's in a cache),
-            ``""`` where there is none.
+        structures: digest of the structure by entry that a hit names (its file's, or its object's in a
+            cache), ``""`` where there is none.
     """
     return _recipe(
         "template",

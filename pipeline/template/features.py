@@ -136,8 +136,7 @@ def _use_hits(
 
 def _template(hit: Hit | NumberedHit, sequence: str, structures: TemplateStructures) -> _Template:
     """Raises TemplateError with the reason the hit is skipped for."""
-    if isinstance(hit, Hit):
-        _check_length(hit, len(hit.query_index))
+    _check_length(hit, len(hit.query_index) if isinstance(hit, Hit) else hit.n_aligned)
     entry = structures.load(hit.entry)
     if entry is None:
         raise TemplateError(f"{hit.entry}: no structure of this entry", reason="no-structure")
