@@ -172,7 +172,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--number", type=int, help="this many random components (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--timeout", type=float, default=120, help="RDKit's time limit, s")
+    parser.add_argument("--timeout", type=float, default=480, help="RDKit's time limit, s")
     parser.add_argument("--ccd", type=Path, help="a dictionary other than the bundled one")
     parser.add_argument("--rows", type=Path, default=Path("components.jsonl"), help="where rows are appended")
     parser.add_argument("--json", type=Path, help="where the figures are written")

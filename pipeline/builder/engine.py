@@ -111,7 +111,9 @@ class Build:
     # -- work ------------------------------------------------------------------------------------------
 
     def _execute(self, store: LocalStore, planner: Planner, tasks: list[Task]) -> None:
-        worker = WorkerConfig(cache=str(store.path.resolve()), sources=self._config.sources)
+        worker = WorkerConfig(
+            cache=str(store.path.resolve()), sources=self._config.sources, dictionary=self._dictionary
+        )
         if self._config.resources.order != "largest-first":
             tasks = sorted(
                 tasks, key=lambda task: task.label, reverse=self._config.resources.order == "reversed"

@@ -24,6 +24,7 @@ from megafold.pipeline.builder.tasks import (
     TemplateTask,
 )
 from megafold.pipeline.chemistry import Component, ComponentDictionary, load_dictionary
+from megafold.pipeline.chemistry.component import is_own_key
 from megafold.pipeline.corpus import EntrySource, discover
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.schema import MolType
@@ -181,7 +182,7 @@ class Planner:
         pairs = zip(outcome.result["components"], outcome.result["component_digests"], strict=True)
         return all(
             self._own_reference(outcome, key, digest) is not None
-            if key.startswith("~")
+            if is_own_key(key)
             else self._dictionary.digest(key) == digest
             for key, digest in pairs
         )
@@ -217,7 +218,7 @@ class Planner:
         failed = self._known.find(recipe)
         if failed is not None and failed.result is None:
             return self._reuse(task, failed)
-        if key.startswith("~"):
+        if is_own_key(key):
             reference = self._own_reference(outcome, key, definition)
         else:
             reference = self._known.find_reference(key, definition)

@@ -28,10 +28,15 @@ from megafold.pipeline.template import TemplateStructures, featurize_templates
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """What every task of a build needs to know."""
+    """What every task of a build needs to know.
+
+    ``dictionary`` is the identity of the component dictionary: a process that outlives a build opens it
+    again when a file of ``sources`` has changed.
+    """
 
     cache: str
     sources: Sources
+    dictionary: str
 
 
 @dataclass(frozen=True)

@@ -249,8 +249,9 @@ def check_recompute(
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="megafold-recompute-") as scratch:
         again = LocalStore.create(Path(scratch) / "cache")
-        worker = WorkerConfig(cache=str(again.path), sources=sources)
-        nothing = Known(again, dictionary_identity(sources))
+        dictionary = dictionary_identity(sources)
+        worker = WorkerConfig(cache=str(again.path), sources=sources, dictionary=dictionary)
+        nothing = Known(again, dictionary)
         planner = Planner(sources, options_of(manifest), nothing)
         for done, entry in enumerate(chosen):
             progress(done, len(chosen))

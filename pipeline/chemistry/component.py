@@ -1,5 +1,6 @@
 """The definition of one chemical component, whatever it was read from."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,8 @@ from megafold.pipeline.errors import ComponentError
 #: Marks the key of a definition that an input brought along, so that no dictionary's code can clash with it.
 OWN_PREFIX: Final = "~"
 _KEY_DIGITS: Final = 12
+#: A user's dictionary may have codes that begin with the mark alone.
+_OWN_KEY: Final = re.compile(rf"{OWN_PREFIX}.+:[0-9a-f]{{{_KEY_DIGITS}}}", re.DOTALL)
 _ATOM_DTYPES: Final[dict[str, type]] = {
     "elements": np.int16,
     "charges": np.int16,
@@ -189,7 +192,7 @@ class Component:
     @property
     def is_own(self) -> bool:
         """Whether an input brought the definition along."""
-        return self.key.startswith(OWN_PREFIX)
+        return is_own_key(self.key)
 
     @cached_property
     def heavy(self) -> NDArray[np.bool_]:
@@ -205,6 +208,15 @@ class Component:
 
     def __repr__(self) -> str:
         return f"Component({self.key}, {self.type}, {len(self)} atoms, {len(self.bonds)} bonds)"
+
+
+def is_own_key(key: str) -> bool:
+    """Whether a component's key is that of a definition that an input brought along.
+
+    >>> is_own_key("~LIG:0123456789ab"), is_own_key("~LIG"), is_own_key("ALA")
+    (True, False, False)
+    """
+    return _OWN_KEY.fullmatch(key) is not None
 
 
 def _rounded(pos: ArrayLike) -> NDArray[np.float32]:
