@@ -194,6 +194,7 @@ def test_bias_and_mask_that_broadcast():
 def test_rows_taken_together(monkeypatch, rows, in_order):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: in_order)
     together = Tile(32, 32, rows, 4, 1)
+    launches.forget_plans()
     monkeypatch.setattr(
         launches,
         "tiles",
@@ -201,6 +202,7 @@ def test_rows_taken_together(monkeypatch, rows, in_order):
     )
     assert_as_exact_as_eager(make_case((1, 5, 1, 33, 40, 16)))
     assert_as_exact_as_eager(make_case((2, 1, 1, 32, 32, 24), HALF))
+    launches.forget_plans()
 
 
 def test_runs_are_bitwise_equal_in_deterministic_mode(monkeypatch):

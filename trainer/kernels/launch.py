@@ -2,15 +2,18 @@
 
 Triton inspects every argument of every launch to find out which compiled variant serves it. For the forty
 arguments of a kernel that takes any strides this can last longer than a short kernel runs. Here a launch
-whose shapes, strides, dtypes, alignments and constants were seen before goes to the variant found then.
+whose shapes, strides, dtypes, alignments and constants were seen before goes to the variant found then,
+without Triton's launch hooks. What a call computes of shapes alone (numbers, constants, the tile) can be kept
+as a :class:`Launch`, so that a step of a training run computes it once.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
-import triton
 from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
 
 #: Signatures remembered for a kernel, far beyond what a model meets; beyond it the memory starts anew.
 _REMEMBERED: Final = 4096
@@ -23,15 +26,67 @@ def blocks(length: int, block: int) -> int:
     return -(-length // block)
 
 
-class Launcher:
-    """One kernel's launches.
+class Launch:
+    """A kernel with everything but its tensors.
 
-    Its parameters are to be in this order: tensors, numbers, constants.
+    Args:
+        kernel: its parameters in this order: tensors, numbers, constants.
+        programs: of a one-dimensional grid.
+        numbers: in the order of the parameters.
+        constants: likewise.
+        options: as a Triton launch takes them (num_warps and so on).
     """
+
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        numbers: Sequence[int | float],
+        constants: Mapping[str, Any],
+        options: Mapping[str, int],
+    ) -> None:
+        self._kernel = kernel
+        self._programs = programs
+        self._numbers = tuple(numbers)
+        self._constants = dict(constants)
+        self._options = dict(options)
+        self._tail = (*self._numbers, *self._constants.values())
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch on the tensors' device."""
+        device = tensors[0].device
+        index = device.index
+        if index is not None and index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                return self(*tensors)
+        aligned = tuple([t.data_ptr() % _ALIGNMENT for t in tensors])
+        key = (index, aligned, tuple([t.dtype for t in tensors]))
+        known = self._known.get(key)
+        if known is None:
+            return self._first(key, tensors)
+        stream = driver.active.get_current_stream(index)
+        known.run(
+            self._programs, 1, 1, stream, known.function, known.packed_metadata, None, None, None,
+            *tensors, *self._tail,
+        )  # fmt: skip
+        return None
+
+    def _first(self, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> None:
+        made = self._kernel[(self._programs,)](*tensors, *self._numbers, **self._constants, **self._options)
+        # The interpreter compiles nothing.
+        if isinstance(made, CompiledKernel):
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = made
+
+
+class Launcher:
+    """One kernel's launches, each remembered as a :class:`Launch`."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._known: dict[tuple[Any, ...], Any] = {}
+        self._launches: dict[tuple[Any, ...], Launch] = {}
 
     def __call__(
         self,
@@ -42,21 +97,11 @@ class Launcher:
         options: Mapping[str, int],
     ) -> None:
         """Launch a one-dimensional grid; ``options`` as a Triton launch takes them (num_warps and so on)."""
-        device = tensors[0].device
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                return self(programs, tensors, numbers, constants, options)
-        aligned = tuple([t.data_ptr() % _ALIGNMENT == 0 for t in tensors])
-        dtypes = tuple([t.dtype for t in tensors])
-        key = (*numbers, aligned, dtypes, device.index, *constants.values(), *options.values())
-        known = self._known.get(key)
-        if known is not None:
-            known[(programs, 1, 1)](*tensors, *numbers, *constants.values())
-            return None
-        made = self.kernel[(programs,)](*tensors, *numbers, **constants, **options)
-        # The interpreter compiles nothing.
-        if isinstance(made, triton.compiler.CompiledKernel):
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[key] = made
-        return None
+        key = (programs, *numbers, *constants.values(), *options.values())
+        launch = self._launches.get(key)
+        if launch is None:
+            if len(self._launches) >= _REMEMBERED:
+                self._launches.clear()
+            launch = Launch(self.kernel, programs, numbers, constants, options)
+            self._launches[key] = launch
+        launch(*tensors)

@@ -91,42 +91,52 @@ def _load_lines(lse, row, first, i, limit, IP, WIDE: tl.constexpr, EVEN: tl.cons
 
 
 @triton.jit
-def prepare_bias_kernel(
-    bias, out, H, NI, NJ, IP, JP, stride_b, stride_h, stride_i, stride_j,
-    SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSE: tl.constexpr,
+def prepare_kernel(
+    bias, mask, prepared, transposed, dbias, masked, BH, H, NI, NJ, IP, JP, MR,
+    stride_b, stride_h, stride_i, stride_j, m_b, m_r, m_j,
+    SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr,
+    TRANSPOSED: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
-    """Bias of any strides, times SCALE → [B, H, NI, JP] or, transposed, [B, H, JP, IP]; -inf beyond NJ."""
+    """All that the others read in a form of their own; first programs for the bias, then for the mask.
+
+    Bias of any strides, times SCALE and -inf from NJ on → ``prepared`` [B, H, NI, JP] if PLAIN,
+    ``transposed`` [B, H, JP, IP] if TRANSPOSED. ZEROS: zeros → ``dbias`` [B, H, NI, JP]. Boolean mask of any
+    strides, MR rows for each of B → ``masked`` [B, MR, JP] float32: 0 where the key is present, else -inf.
+    """
     blocks_i, blocks_j = tl.cdiv(IP, BLOCK), tl.cdiv(JP, BLOCK)
     pid = tl.program_id(0)
-    first_j, rest = (pid % blocks_j) * BLOCK, pid // blocks_j
-    first_i, rest = (rest % blocks_i) * BLOCK, rest // blocks_i
-    h, b = (rest % H).to(tl.int64), (rest // H).to(tl.int64)
-    i = first_i + tl.arange(0, BLOCK)[:, None]
-    j = first_j + tl.arange(0, BLOCK)[None, :]
-    source = bias + b * stride_b + h * stride_h + i.to(tl.int64) * stride_i + j.to(tl.int64) * stride_j
-    value = tl.load(source, mask=(i < NI) & (j < NJ), other=0.0).to(tl.float32) * SCALE
-    if LIMIT > 0:
-        value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
-    value = tl.where(j < NJ, value, float("-inf")).to(out.dtype.element_ty)
-    head = b * H + h
-    if TRANSPOSE:
-        # The queries of the padding have weight 0, whatever finite number stands here.
-        i = first_i + tl.arange(0, BLOCK)[None, :]
-        j = first_j + tl.arange(0, BLOCK)[:, None]
-        tl.store(out + head * JP * IP + (j * IP + i), tl.trans(value), mask=(i < IP) & (j < JP))
+    if pid < BH * blocks_i * blocks_j:
+        first_j, rest = (pid % blocks_j) * BLOCK, pid // blocks_j
+        first_i, head = (rest % blocks_i) * BLOCK, (rest // blocks_i).to(tl.int64)
+        i = first_i + tl.arange(0, BLOCK)[:, None]
+        j = first_j + tl.arange(0, BLOCK)[None, :]
+        if PLAIN or TRANSPOSED:
+            source = bias + (head // H) * stride_b + (head % H) * stride_h
+            source += i.to(tl.int64) * stride_i + j.to(tl.int64) * stride_j
+            value = tl.load(source, mask=(i < NI) & (j < NJ), other=0.0).to(tl.float32) * SCALE
+            if LIMIT > 0:
+                value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
+            value = tl.where(j < NJ, value, float("-inf"))
+        if PLAIN:
+            place = prepared + head * NI * JP + (i * JP + j)
+            tl.store(place, value.to(prepared.dtype.element_ty), mask=(i < NI) & (j < JP))
+        if TRANSPOSED:
+            # The queries of the padding have weight 0, whatever finite number stands here.
+            it = first_i + tl.arange(0, BLOCK)[None, :]
+            jt = first_j + tl.arange(0, BLOCK)[:, None]
+            place = transposed + head * JP * IP + (jt * IP + it)
+            turned = tl.trans(value).to(transposed.dtype.element_ty)
+            tl.store(place, turned, mask=(it < IP) & (jt < JP))
+        if ZEROS:
+            nothing = tl.zeros([BLOCK, BLOCK], tl.float32)
+            tl.store(dbias + head * NI * JP + (i * JP + j), nothing, mask=(i < NI) & (j < JP))
     else:
-        tl.store(out + head * NI * JP + (i * JP + j), value, mask=(i < NI) & (j < JP))
-
-
-@triton.jit
-def prepare_mask_kernel(mask, out, R, NJ, JP, stride_b, stride_r, stride_j, BLOCK: tl.constexpr):
-    """Boolean mask of any strides → [B, R, JP] float32: 0 where the key is present, else -inf."""
-    row = tl.program_id(0).to(tl.int64)
-    for start in range(0, JP, BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        source = mask + (row // R) * stride_b + (row % R) * stride_r + j.to(tl.int64) * stride_j
-        present = tl.load(source, mask=j < NJ, other=0)
-        tl.store(out + row * JP + j, tl.where(present != 0, 0.0, float("-inf")), mask=j < JP)
+        row = (pid - BH * blocks_i * blocks_j).to(tl.int64)
+        for start in range(0, JP, BLOCK * BLOCK):
+            at = start + tl.arange(0, BLOCK * BLOCK)
+            place = mask + (row // MR) * m_b + (row % MR) * m_r + at.to(tl.int64) * m_j
+            present = tl.load(place, mask=at < NJ, other=0)
+            tl.store(masked + row * JP + at, tl.where(present != 0, 0.0, float("-inf")), mask=at < JP)
 
 
 @triton.jit

@@ -1,13 +1,14 @@
 """EvoFlash-3D's kernels, launched on tensors of any strides with a bias and a mask that are prepared."""
 
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from megafold.trainer.kernels.evoattention import kernel
-from megafold.trainer.kernels.evoattention.tiles import Tile, architecture, tiles
-from megafold.trainer.kernels.launch import Launcher, blocks
+from megafold.trainer.kernels.evoattention.tiles import Tile, Tiles, architecture, tiles
+from megafold.trainer.kernels.launch import Launch, blocks
 
 LOG2E: Final = 1.4426950408889634
 #: What a logit is kept times. In 2 bytes the factor is folded into queries and bias, at no cost.
@@ -21,12 +22,10 @@ _BLOCK: Final = 64
 #: Programs that fill the largest GPU a few times over; the bias gradient splits its rows to have as many.
 _ENOUGH_PROGRAMS: Final = 1024
 
-_launch_bias = Launcher(kernel.prepare_bias_kernel)
-_launch_mask = Launcher(kernel.prepare_mask_kernel)
-_launch_forward = Launcher(kernel.forward_kernel)
-_launch_query = Launcher(kernel.query_gradient_kernel)
-_launch_key = Launcher(kernel.key_gradient_kernel)
-_launch_bias_gradient = Launcher(kernel.bias_gradient_kernel)
+#: Launches remembered for a kernel: far more than a model's shapes.
+_REMEMBERED: Final = 1024
+#: Sizes and strides of a tensor, or strides alone.
+Ints = tuple[int, ...]
 
 
 class Saved(NamedTuple):
@@ -38,6 +37,31 @@ class Saved(NamedTuple):
     masked: Tensor
     out: Tensor
     lse: Tensor
+
+
+class Prepared(NamedTuple):
+    """What :func:`prepare` made: the bias's forms, room for its gradient, the mask. Empty: not asked for.
+
+    Attributes:
+        plain: [B, H, I, J padded] in the queries' dtype.
+        transposed: [B, H, J padded, I padded], likewise.
+        dbias: [B, H, I, J padded] float32, zeros.
+        masked: [B, R or 1, J padded] float32: 0 where the key is present, else -inf.
+    """
+
+    plain: Tensor
+    transposed: Tensor
+    dbias: Tensor
+    masked: Tensor
+
+
+class Wanted(NamedTuple):
+    """What :func:`prepare` is to make of a bias; ``scale`` None: what the dtype's logits are kept times."""
+
+    plain: bool = False
+    transposed: bool = False
+    zeros: bool = False
+    scale: float | None = None
 
 
 def padded_channels(channels: int) -> int:
@@ -60,117 +84,179 @@ def line_length(queries: int, dtype: torch.dtype) -> int:
     return padded(queries) * (2 if dtype == torch.float32 else 1)
 
 
-def prepare_bias(
-    bias: Tensor | None, like: Tensor, *, transpose: bool = False, scale: float | None = None
-) -> Tensor:
-    """The bias in ``like``'s dtype as the kernels read it; empty where there is none.
+def prepare(
+    bias: Tensor | None, mask: Tensor | None, like: Tensor, wanted: Wanted, lengths: tuple[int, int]
+) -> Prepared:
+    """Bias [B, H, I, J] and mask [B, R or 1, J] as the kernels read them, in one launch.
 
-    ``scale``: what it is multiplied by; None: what the dtype's logits are.
-
-    [B, H, I, J padded] or, transposed, [B, H, J padded, I padded].
+    ``like``: a tensor of the queries' dtype; ``lengths``: I and J.
     """
-    if bias is None:
-        return like.new_empty(0)
-    b, h, i, j = bias.shape
+    i, j = lengths
     ip, jp = padded(i), padded(j)
-    shape = (b, h, jp, ip) if transpose else (b, h, i, jp)
-    out = torch.empty(shape, dtype=like.dtype, device=bias.device)
-    factor = UNIT[like.dtype] if scale is None else scale
-    _launch_bias(
-        b * h * blocks(ip, _BLOCK) * blocks(jp, _BLOCK),
-        (bias, out), (h, i, j, ip, jp, *bias.stride()),
-        {"SCALE": factor, "LIMIT": LIMIT[like.dtype], "BLOCK": _BLOCK, "TRANSPOSE": transpose}, {},
+    empty = torch.empty(0, dtype=torch.float32, device=like.device)
+    plain = transposed = dbias = masked = empty
+    shape: Ints = (0, 0)
+    b_strides: Ints = (0, 0, 0, 0)
+    m_shape: Ints = (0, 1)
+    m_strides: Ints = (0, 0, 0)
+    if bias is not None:
+        shape, b_strides = tuple(bias.shape[:2]), bias.stride()
+        if wanted.plain:
+            plain = like.new_empty((*shape, i, jp))
+        if wanted.transposed:
+            transposed = like.new_empty((*shape, jp, ip))
+        if wanted.zeros:
+            dbias = torch.empty((*shape, i, jp), dtype=torch.float32, device=like.device)
+    if mask is not None:
+        m_shape, m_strides = tuple(mask.shape[:2]), mask.stride()
+        masked = torch.empty((*m_shape, jp), dtype=torch.float32, device=like.device)
+    result = Prepared(plain, transposed, dbias, masked)
+    if bias is None and mask is None:
+        return result
+    launch = _plan_prepare(shape, m_shape, lengths, b_strides, m_strides, like.dtype, wanted)
+    launch(
+        like if bias is None else bias, like if mask is None else mask.view(torch.uint8),
+        like if not wanted.plain else plain, like if not wanted.transposed else transposed, dbias, masked,
     )  # fmt: skip
-    return out
+    return result
 
 
-def prepare_mask(mask: Tensor | None, like: Tensor) -> Tensor:
-    """[B, R or 1, J padded] float32: 0 where the key is present, else -inf; empty where there is none."""
-    if mask is None:
-        return torch.empty(0, dtype=torch.float32, device=like.device)
-    b, r, j = mask.shape
-    jp = padded(j)
-    out = torch.empty((b, r, jp), dtype=torch.float32, device=mask.device)
-    _launch_mask(b * r, (mask.view(torch.uint8), out), (r, j, jp, *mask.stride()), {"BLOCK": 1024}, {})
-    return out
+@lru_cache(_REMEMBERED)
+def _plan_prepare(
+    shape: Ints, m_shape: Ints, lengths: tuple[int, int], b_strides: Ints, m_strides: Ints,
+    dtype: torch.dtype, wanted: Wanted,
+) -> Launch:  # fmt: skip
+    b, h = shape
+    i, j = lengths
+    ip, jp = padded(i), padded(j)
+    return Launch(
+        kernel.prepare_kernel,
+        b * h * blocks(ip, _BLOCK) * blocks(jp, _BLOCK) + m_shape[0] * m_shape[1],
+        (b * h, max(h, 1), i, j, ip, jp, m_shape[1], *b_strides, *m_strides),
+        {"SCALE": UNIT[dtype] if wanted.scale is None else wanted.scale, "LIMIT": LIMIT[dtype],
+         "BLOCK": _BLOCK, "PLAIN": wanted.plain, "TRANSPOSED": wanted.transposed, "ZEROS": wanted.zeros},
+        {},
+    )  # fmt: skip
 
 
-def _mask_strides(prepared: Tensor) -> tuple[int, int]:
-    if prepared.numel() == 0:
-        return 0, 0
-    return prepared.stride(0), 0 if prepared.shape[1] == 1 else prepared.stride(1)
+class _Shapes(NamedTuple):
+    """All that a launch of the attention's kernels depends on beside tensors."""
+
+    q: Ints
+    keys: int
+    strides: tuple[Ints, ...]
+    mask: Ints
+    dtype: torch.dtype
+    device: torch.device
+    precision: str
+    has_bias: bool
+    has_mask: bool
+
+    @property
+    def lengths(self) -> Ints:
+        """R, H, I and J, and I and J padded."""
+        _, r, h, i, _ = self.q
+        return r, h, i, self.keys, padded(i), padded(self.keys)
+
+    @property
+    def inputs(self) -> Ints:
+        """Strides of q, k, v and mask."""
+        q, k, v, *_ = self.strides
+        return (*q, *k, *v, *self.mask)
+
+    @property
+    def outputs(self) -> Ints:
+        """The other strides, as the kernels take them."""
+        return tuple(stride for strides in self.strides[3:] for stride in strides)
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """Of a logit in the softmax's base, and of a logit."""
+        scale = self.q[-1] ** -0.5
+        return scale * UNIT[self.dtype], scale
+
+    def tiles(self) -> Tiles:
+        """The tiles of this case."""
+        length = max(self.q[3], self.keys)
+        return tiles(architecture(self.device), self.dtype, padded_channels(self.q[-1]), length)
+
+    def constants(self, tile: Tile, *, rows: bool = True) -> dict[str, Any]:
+        """Constants that the kernels share, in the order of their parameters."""
+        channels = self.q[-1]
+        even = self.q[3] % tile.bq == 0 and self.keys % tile.bk == 0
+        return (
+            {"BQ": tile.bq, "BK": tile.bk}
+            | ({"ROWS": tile.rows} if rows else {})
+            | {"D": channels, "DP": padded_channels(channels), "PRECISION": self.precision}
+            | {"HAS_MASK": self.has_mask, "EVEN": even}
+        )
 
 
-def _sizes(tile: Tile) -> dict[str, Any]:
-    return {"BQ": tile.bq, "BK": tile.bk}
-
-
-def _fixed(q: Tensor, masked: Tensor) -> dict[str, Any]:
-    """Constants that one call's kernels share, in the order of their parameters."""
-    channels = q.shape[-1]
-    return {
-        "D": channels,
-        "DP": padded_channels(channels),
-        "PRECISION": precision(q.dtype),
-        "HAS_MASK": masked.numel() > 0,
-    }
-
-
-def _even(tile: Tile, i: int, j: int) -> bool:
-    return i % tile.bq == 0 and j % tile.bk == 0
+def _shapes(q: Tensor, k: Tensor, v: Tensor, masked: Tensor, has_bias: bool, *others: Tensor) -> _Shapes:
+    has_mask = masked.numel() > 0
+    strides = tuple([t.stride() for t in (q, k, v, *others)])
+    mask = (masked.stride(0), 0 if masked.shape[1] == 1 else masked.stride(1)) if has_mask else (0, 0)
+    return _Shapes(
+        tuple(q.shape), k.shape[3], strides, mask, q.dtype, q.device, precision(q.dtype), has_bias, has_mask
+    )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, prepared: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
     """The output, laid out as ``q``, and the logarithm of the denominator [B, R, H, :func:`line_length`]."""
-    b, r, h, i, d = q.shape
-    j = k.shape[3]
     out = torch.empty_like(q)
-    ip, jp = padded(i), padded(j)
-    lse = torch.empty((b, r, h, line_length(i, q.dtype)), dtype=torch.float32, device=q.device)
-    tile = tiles(architecture(q.device), q.dtype, padded_channels(d), max(i, j)).forward
-    _launch_forward(
-        blocks(i, tile.bq) * b * blocks(r, tile.rows) * h,
-        (q, k, v, prepared, masked, out, lse),
-        (r, h, i, j, ip, jp, *q.stride(), *k.stride(), *v.stride(), *_mask_strides(masked), *out.stride(),
-         d**-0.5 * UNIT[q.dtype]),
-        _sizes(tile) | {"ROWS": tile.rows} | _fixed(q, masked)
-        | {"EVEN": _even(tile, i, j), "HAS_BIAS": prepared.numel() > 0},
-        tile.options(),
-    )  # fmt: skip
+    lse = torch.empty((*q.shape[:3], line_length(q.shape[3], q.dtype)), dtype=torch.float32, device=q.device)
+    launch = _plan_forward(_shapes(q, k, v, masked, prepared.numel() > 0, out))
+    launch(q, k, v, prepared, masked, out, lse)
     return out, lse
 
 
+@lru_cache(_REMEMBERED)
+def _plan_forward(shapes: _Shapes) -> Launch:
+    b, r, h, i, _ = shapes.q
+    tile = shapes.tiles().forward
+    return Launch(
+        kernel.forward_kernel,
+        blocks(i, tile.bq) * b * blocks(r, tile.rows) * h,
+        (*shapes.lengths, *shapes.inputs, *shapes.outputs, shapes.scales[0]),
+        shapes.constants(tile) | {"HAS_BIAS": shapes.has_bias},
+        tile.options(),
+    )  # fmt: skip
+
+
 def query_gradient(
-    grad: Tensor, saved: Saved, prepared: Tensor, dq: Tensor, *, needs_bias: bool
+    grad: Tensor, saved: Saved, prepared: Tensor, dq: Tensor, dbias: Tensor, *, needs_bias: bool
 ) -> tuple[Tensor, Tensor]:
     """Fills ``dq``, whose strides are those of the output.
 
+    ``dbias``: zeros to which the bias's gradient is added, or empty; then, if the gradient is needed, it is
+    summed in an order of its own.
+
     Returns:
-        Σ dO·O of each query [B, R, H, I padded], and dBias [B, H, I, J padded] in float32, empty unless
-        it is needed.
+        Σ dO·O of each query [B, R, H, I padded], and dBias [B, H, I, J padded] in float32, empty unless it is
+        needed.
     """
     q, k, v, masked, out, lse = saved
-    b, r, h, i, d = q.shape
-    j = k.shape[3]
-    ip, jp = padded(i), padded(j)
-    delta = torch.empty((b, r, h, ip), dtype=torch.float32, device=q.device)
-    chosen = tiles(architecture(q.device), q.dtype, padded_channels(d), max(i, j))
-    in_order = needs_bias and torch.are_deterministic_algorithms_enabled()
-    added = needs_bias and not in_order
-    dbias = torch.zeros((b, h, i, jp) if added else (0,), dtype=torch.float32, device=q.device)
-    tile = chosen.query_bias if added else chosen.query
-    _launch_query(
-        blocks(i, tile.bq) * b * blocks(r, tile.rows) * h,
-        (q, k, v, prepared, masked, out, lse, grad, delta, dq, dbias),
-        (r, h, i, j, ip, jp, *q.stride(), *k.stride(), *v.stride(), *_mask_strides(masked), *dq.stride(),
-         *grad.stride(), d**-0.5 * UNIT[q.dtype], d**-0.5),
-        _sizes(tile) | {"ROWS": tile.rows} | _fixed(q, masked) | {"EVEN": _even(tile, i, j)}
-        | {"HAS_BIAS": prepared.numel() > 0, "BIAS_GRADIENT": added},
-        tile.options(),
-    )  # fmt: skip
-    if in_order:
+    delta = torch.empty((*q.shape[:3], padded(q.shape[3])), dtype=torch.float32, device=q.device)
+    added = dbias.numel() > 0
+    launch = _plan_query(_shapes(q, k, v, masked, prepared.numel() > 0, dq, grad), added)
+    launch(q, k, v, prepared, masked, out, lse, grad, delta, dq, dbias)
+    if needs_bias and not added:
         dbias = _bias_gradient(grad, saved, prepared, delta)
     return delta, dbias
+
+
+@lru_cache(_REMEMBERED)
+def _plan_query(shapes: _Shapes, added: bool) -> Launch:
+    b, r, h, i, _ = shapes.q
+    chosen = shapes.tiles()
+    tile = chosen.query_bias if added else chosen.query
+    return Launch(
+        kernel.query_gradient_kernel,
+        blocks(i, tile.bq) * b * blocks(r, tile.rows) * h,
+        (*shapes.lengths, *shapes.inputs, *shapes.outputs, *shapes.scales),
+        shapes.constants(tile) | {"HAS_BIAS": shapes.has_bias, "BIAS_GRADIENT": added},
+        tile.options(),
+    )
 
 
 def key_gradient(
@@ -178,37 +264,52 @@ def key_gradient(
 ) -> None:
     """Fills ``dk`` and ``dv``, which have the same strides; ``transposed``: the prepared bias, likewise."""
     q, k, v, masked, _, lse = saved
-    b, r, h, i, d = q.shape
-    j = k.shape[3]
-    tile = tiles(architecture(q.device), q.dtype, padded_channels(d), max(i, j)).key
-    _launch_key(
-        blocks(j, tile.bk) * b * blocks(r, tile.rows) * h,
-        (q, k, v, transposed, masked, lse, grad, delta, dk, dv),
-        (r, h, i, j, padded(i), padded(j), *q.stride(), *k.stride(), *v.stride(), *_mask_strides(masked),
-         *dk.stride(), *grad.stride(), d**-0.5 * UNIT[q.dtype], d**-0.5),
-        _sizes(tile) | {"ROWS": tile.rows} | _fixed(q, masked) | {"EVEN": _even(tile, i, j)}
-        | {"HAS_BIAS": transposed.numel() > 0},
+    launch = _plan_key(_shapes(q, k, v, masked, transposed.numel() > 0, dk, grad))
+    launch(q, k, v, transposed, masked, lse, grad, delta, dk, dv)
+
+
+@lru_cache(_REMEMBERED)
+def _plan_key(shapes: _Shapes) -> Launch:
+    b, r, h, i, _ = shapes.q
+    tile = shapes.tiles().key
+    return Launch(
+        kernel.key_gradient_kernel,
+        blocks(shapes.keys, tile.bk) * b * blocks(r, tile.rows) * h,
+        (*shapes.lengths, *shapes.inputs, *shapes.outputs, *shapes.scales),
+        shapes.constants(tile) | {"HAS_BIAS": shapes.has_bias},
         tile.options(),
-    )  # fmt: skip
+    )
 
 
 def _bias_gradient(grad: Tensor, saved: Saved, prepared: Tensor, delta: Tensor) -> Tensor:
     """dBias [B, H, I, J padded] in float32, always summed in the same order."""
     q, k, v, masked, _, lse = saved
-    b, r, h, i, d = q.shape
-    j = k.shape[3]
-    ip, jp = padded(i), padded(j)
-    tile = tiles(architecture(q.device), q.dtype, padded_channels(d), max(i, j)).bias
+    shapes = _shapes(q, k, v, masked, True, grad)
+    b, r, h, i, _ = shapes.q
+    j, jp = shapes.keys, padded(shapes.keys)
+    tile = shapes.tiles().bias
     programs = b * h * blocks(i, tile.bq) * blocks(j, tile.bk)
     part_rows = blocks(r, max(1, min(r, _ENOUGH_PROGRAMS // programs)))
     parts = blocks(r, part_rows)
     dbias = torch.empty((parts, b, h, i, jp), dtype=torch.float32, device=q.device)
-    _launch_bias_gradient(
-        programs * parts,
-        (q, k, v, prepared, masked, lse, grad, delta, dbias),
-        (b, r, h, i, j, ip, jp, part_rows, *q.stride(), *k.stride(), *v.stride(), *_mask_strides(masked),
-         *grad.stride(), d**-0.5 * UNIT[q.dtype]),
-        _sizes(tile) | _fixed(q, masked) | {"EVEN": _even(tile, i, j)},
-        tile.options(),
-    )  # fmt: skip
+    _plan_bias(shapes, part_rows)(q, k, v, prepared, masked, lse, grad, delta, dbias)
     return dbias[0] if parts == 1 else dbias.sum(0)
+
+
+@lru_cache(_REMEMBERED)
+def _plan_bias(shapes: _Shapes, part_rows: int) -> Launch:
+    b, r, h, i, _ = shapes.q
+    j, tile = shapes.keys, shapes.tiles().bias
+    return Launch(
+        kernel.bias_gradient_kernel,
+        b * h * blocks(i, tile.bq) * blocks(j, tile.bk) * blocks(r, part_rows),
+        (b, *shapes.lengths, part_rows, *shapes.inputs, *shapes.outputs, shapes.scales[0]),
+        shapes.constants(tile, rows=False),
+        tile.options(),
+    )
+
+
+def forget_plans() -> None:
+    """Choose tiles anew: for whoever changes the tables."""
+    for plan in (_plan_prepare, _plan_forward, _plan_query, _plan_key, _plan_bias):
+        plan.cache_clear()

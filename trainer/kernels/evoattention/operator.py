@@ -10,12 +10,12 @@ from torch.autograd.function import once_differentiable
 from megafold.trainer.kernels.evoattention.launches import (
     UNIT,
     Saved,
+    Wanted,
     attend,
     key_gradient,
     line_length,
     padded,
-    prepare_bias,
-    prepare_mask,
+    prepare,
     query_gradient,
 )
 from megafold.trainer.ops.precision import result_dtype
@@ -29,10 +29,10 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output; for the backward: the logarithm of the denominator, and the mask as the kernels read it."""
-    masked = prepare_mask(mask, q)
+    ready = prepare(bias, mask, q, Wanted(plain=True), (q.shape[3], k.shape[3]))
     # The output is laid out as the queries are, which is how the next projection reads it.
-    out, lse = attend(q, k, v, prepare_bias(bias, q), masked)
-    return out, lse, masked
+    out, lse = attend(q, k, v, ready.plain, ready.masked)
+    return out, lse, ready.masked
 
 
 def _backward(
@@ -42,9 +42,10 @@ def _backward(
     """dQ, dK, dV, and dBias [B, H, I, J padded] in float32, empty unless it is needed."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
     saved = Saved(q, k, v, masked, out, lse)
-    # The two forms of the bias are never there together: they are what a step needs beside its result.
-    delta, dbias = query_gradient(grad, saved, prepare_bias(bias, q), dq, needs_bias=needs_bias)
-    key_gradient(grad, saved, prepare_bias(bias, q, transpose=True), delta, dk, dv)
+    added = needs_bias and not torch.are_deterministic_algorithms_enabled()
+    ready = prepare(bias, None, q, Wanted(plain=True, transposed=True, zeros=added), (q.shape[3], k.shape[3]))
+    delta, dbias = query_gradient(grad, saved, ready.plain, dq, ready.dbias, needs_bias=needs_bias)
+    key_gradient(grad, saved, ready.transposed, delta, dk, dv)
     return dq, dk, dv, dbias
 
 

@@ -10,12 +10,12 @@ from torch.autograd.function import once_differentiable
 from megafold.trainer.kernels.evoattention.launches import (
     UNIT,
     Saved,
+    Wanted,
     attend,
     key_gradient,
     line_length,
     padded,
-    prepare_bias,
-    prepare_mask,
+    prepare,
     query_gradient,
 )
 from megafold.trainer.kernels.gated_output.launches import Layout, gate_and_project, gated_gradients
@@ -55,7 +55,8 @@ def _forward(
     weight, weight_out = sizes.split(packed)
     rows = _rows(z, starting)
     projected, prepared = project(rows, Norm(norm_weight, norm_bias), weight, sizes)
-    masked = prepare_mask(_rows(mask, starting), projected)
+    length = z.shape[1]
+    masked = prepare(None, _rows(mask, starting), projected, Wanted(), (length, length)).masked
     q, k, v, gates = projected.unbind()
     attended, lse = attend(q, k, v, prepared, masked)
     kind = torch.promote_types(z.dtype, dtype) if residual else dtype
@@ -89,10 +90,11 @@ def _backward(
     kept = None if keep is None else _rows(keep, starting)
     dw_out = gated_gradients(grad, Layout(attended, gates), weight_out, kept, dattended, dgates)
     saved = Saved(q, k, v, masked, attended, lse)
-    delta, dbias = query_gradient(dattended, saved, prepared, dq, needs_bias=True)
-    transposed = prepare_bias(prepared[..., :n], projected, transpose=True, scale=1.0)
-    key_gradient(dattended, saved, transposed, delta, dk, dv)
-    del dattended, transposed
+    wanted = Wanted(transposed=True, zeros=not torch.are_deterministic_algorithms_enabled(), scale=1.0)
+    ready = prepare(prepared[..., :n], None, projected, wanted, (n, n))
+    delta, dbias = query_gradient(dattended, saved, prepared, dq, ready.dbias, needs_bias=True)
+    key_gradient(dattended, saved, ready.transposed, delta, dk, dv)
+    del dattended
     dz = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     dsmall = input_gradient(
         dprojected, dbias, grad if residual else None, rows, norm, weight, sizes, _rows(dz, starting)
