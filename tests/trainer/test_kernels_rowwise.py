@@ -74,13 +74,14 @@ def test_every_tile_of_the_transition_compiles_and_fits(target):
         dtype = {2: "bf16", 4: "fp32"}[item_size]
         if dtype == "fp32":
             continue  # fused in the interpreter alone
-        fixed = {"C": channels, "H": 4 * channels, "PRECISION": "ieee"}
+        fixed: dict[str, Any] = {"C": channels, "H": 4 * channels}
         rows = fixed | {"NORM": True, "EPS": 1e-5}
         at = chosen.forward
-        constants = {"BM": at.rows, "BH": at.hidden} | rows
+        constants = {"BM": at.rows, "BH": at.hidden, "HELD": at.held} | rows
         compile_kernel(target, transition.forward_kernel, constants, floats, dtype, **at.options())
         at = chosen.input
-        constants = {"BM": at.rows, "BH": at.hidden, "INPUT": True, "WEIGHTS": True} | rows
+        constants = {"BM": at.rows, "BH": at.hidden, "HELD": at.held} | rows
+        constants |= {"INPUT": True, "WEIGHTS": True}
         compile_kernel(target, transition.input_gradient_kernel, constants, floats, dtype, **at.options())
         at = chosen.weights
         constants = {"BN": at.hidden, "BK": at.rows, "FIRST": False, "SPLITS": 4} | fixed
@@ -92,7 +93,7 @@ def test_every_tile_of_the_transition_compiles_and_fits(target):
 def test_every_tile_of_the_linear_layer_compiles_and_fits(target):
     floats = ("norm_weight", "norm_bias", "norm_parts", "parts", "bias_parts")
     for (_, _, narrow), chosen in layernorm_linear_tiles.known_tiles(target).items():
-        fixed = {"C": 128, "OUT": 16 if narrow else 516, "EPS": 1e-5, "PRECISION": "ieee"}
+        fixed = {"C": 128, "OUT": 16 if narrow else 516, "EPS": 1e-5}
         biases = {"HAS_NORM_BIAS": True, "HAS_BIAS": True}
         at = chosen.forward
         constants = {"BM": at.rows, "BO": at.outputs} | fixed | biases

@@ -52,7 +52,7 @@ def _load_weight(weight, start, OUT: tl.constexpr, C: tl.constexpr, BO: tl.const
 def forward_kernel(
     x, norm_weight, norm_bias, weight, bias, out, M, x_row,
     BM: tl.constexpr, BO: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr,
-    HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """One program: BM rows, all outputs."""
     first = tl.program_id(0) * BM
@@ -62,7 +62,7 @@ def forward_kernel(
     lines = out + tl.cast(first, tl.int64) * OUT
     for start in range(0, OUT, BO):
         o = start + tl.arange(0, BO)
-        product = tl.dot(tile, tl.trans(_load_weight(weight, start, OUT, C, BO)), input_precision=PRECISION)
+        product = tl.dot(tile, tl.trans(_load_weight(weight, start, OUT, C, BO)))
         if HAS_BIAS:
             product += tl.load(bias + o, mask=o < OUT, other=0.0).to(tl.float32)[None, :]
         present = row[:, None] < M - first
@@ -75,14 +75,14 @@ def forward_kernel(
 def input_gradient_kernel(
     x, norm_weight, weight, dout, dx, norm_parts, M, x_row,
     BM: tl.constexpr, BO: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr,
-    PRECISION: tl.constexpr, INPUT: tl.constexpr, SUMS: tl.constexpr,
+    INPUT: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """One program: BM rows. INPUT: write dX. SUMS: this program's sums of the norm's gradients [2, C]."""
     first = tl.program_id(0) * BM
     acc = tl.zeros([BM, C], tl.float32)
     for start in range(0, OUT, BO):
         grad = _load_outputs(dout, first, start, M, OUT, BM, BO)
-        acc = tl.dot(grad, _load_weight(weight, start, OUT, C, BO), acc, input_precision=PRECISION)
+        acc = tl.dot(grad, _load_weight(weight, start, OUT, C, BO), acc)
     standard, inverse = standardised(load_rows(x, first, x_row, M, C, C, BM), C, C, EPS)
     if SUMS:
         parts = norm_parts + tl.program_id(0) * 2 * C + tl.arange(0, C)
@@ -99,7 +99,7 @@ def input_gradient_kernel(
 def weight_gradient_kernel(
     x, norm_weight, norm_bias, dout, parts, bias_parts, M, x_row,
     BO: tl.constexpr, BM: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr,
-    HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One program: BO outputs, every SPLITS-th block of BM rows.
 
@@ -114,7 +114,7 @@ def weight_gradient_kernel(
     for first in range(split * BM, M, SPLITS * BM):
         grad = _load_outputs(dout, first, start, M, OUT, BM, BO)
         tile = _normalised(x, norm_weight, norm_bias, first, x_row, M, C, BM, EPS, HAS_NORM_BIAS)
-        acc = tl.dot(tl.trans(grad), tile.to(grad.dtype), acc, input_precision=PRECISION)
+        acc = tl.dot(tl.trans(grad), tile.to(grad.dtype), acc)
         if HAS_BIAS:
             bias_acc += tl.sum(grad.to(tl.float32), 0)
     o, c = start + tl.arange(0, BO), tl.arange(0, C)

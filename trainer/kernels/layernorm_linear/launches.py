@@ -68,7 +68,7 @@ def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
          rows if bias is None else bias, out),
         (m, rows.stride(0)),
         {"BM": tile.rows, "BO": tile.outputs, "C": c, "OUT": outputs, "EPS": EPS,
-         "HAS_NORM_BIAS": norm_bias is not None, "HAS_BIAS": bias is not None, "PRECISION": "ieee"},
+         "HAS_NORM_BIAS": norm_bias is not None, "HAS_BIAS": bias is not None},
         tile.options(),
     )  # fmt: skip
     return out
@@ -95,7 +95,7 @@ def backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: list[bool]
             programs,
             (rows, parameters.norm_weight, parameters.product(grad.dtype), grad, dx, parts),
             (m, rows.stride(0)),
-            {"BM": tile.rows, "BO": tile.outputs, "C": c, "OUT": outputs, "EPS": EPS, "PRECISION": "ieee",
+            {"BM": tile.rows, "BO": tile.outputs, "C": c, "OUT": outputs, "EPS": EPS,
              "INPUT": wanted[0], "SUMS": sums},
             tile.options(),
         )  # fmt: skip
@@ -125,7 +125,7 @@ def _weight_gradients(
         (rows, parameters.norm_weight, rows if norm_bias is None else norm_bias, grad, parts, bias_parts),
         (m, rows.stride(0)),
         {"BO": tile.outputs, "BM": tile.rows, "C": c, "OUT": outputs, "EPS": EPS,
-         "HAS_NORM_BIAS": norm_bias is not None, "HAS_BIAS": wanted[1], "PRECISION": "ieee",
+         "HAS_NORM_BIAS": norm_bias is not None, "HAS_BIAS": wanted[1],
          "SPLITS": splits},
         tile.options(),
     )  # fmt: skip

@@ -19,8 +19,6 @@ STRIP_BYTES: Final = 256 * 2**20
 _CHANNELS: Final = (64, 128)
 #: Rows of the weights' gradients that one program sums up.
 _SUM_ROWS: Final = 16
-#: A multiple of every tile's hidden channels.
-_HIDDEN_MULTIPLE: Final = 64
 
 _launch_forward = Launcher(kernel.forward_kernel)
 _launch_input = Launcher(kernel.input_gradient_kernel)
@@ -47,11 +45,13 @@ def fits(x: Tensor, weight_in: Tensor, weight_out: Tensor, dtype: torch.dtype) -
     c_out, hidden = weight_out.shape
     if dtype == torch.float32 and not INTERPRETED:
         return False  # full-precision products are cuBLAS's trade
-    return x.shape[-1] in _CHANNELS and c_out == x.shape[-1] and hidden % _HIDDEN_MULTIPLE == 0
+    if x.shape[-1] not in _CHANNELS or c_out != x.shape[-1]:
+        return False
+    return tiles(architecture(x.device), dtype.itemsize, c_out).divide(hidden)
 
 
 def _constants(x: Tensor, hidden: int, norm: bool) -> dict[str, Any]:
-    return {"C": x.shape[-1], "H": hidden, "NORM": norm, "EPS": EPS, "PRECISION": "ieee"}
+    return {"C": x.shape[-1], "H": hidden, "NORM": norm, "EPS": EPS}
 
 
 def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
@@ -66,7 +66,7 @@ def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
         blocks(m, tile.rows),
         (rows, *_norm(parameters, rows), weight_in, weight_out, out),
         (m, rows.stride(0)),
-        {"BM": tile.rows, "BH": tile.hidden} | _constants(x, weight_out.shape[1], norm),
+        {"BM": tile.rows, "BH": tile.hidden} | _constants(x, weight_out.shape[1], norm) | {"HELD": tile.held},
         tile.options(),
     )
     return out
@@ -87,26 +87,29 @@ class _Strip:
 
     def __init__(self, like: Tensor, rows: int, hidden: int, chosen: Tiles) -> None:
         channels = like.shape[-1]
-        width = 3 * hidden + 2 * channels
-        most = STRIP_BYTES // (width * like.element_size()) // ROW_MULTIPLE * ROW_MULTIPLE
-        self.rows = max(ROW_MULTIPLE, min(covering(rows), most))
+        width = 3 * hidden + channels
+        at_once = multiprocessors(like.device) * chosen.resident
+        most = STRIP_BYTES // (width * like.element_size())
+        # Whole waves of the input's programs where there are several, so that none runs nearly empty.
+        wave = covering(at_once * chosen.input.rows)
+        step = wave if most >= wave else ROW_MULTIPLE
+        self.rows = max(ROW_MULTIPLE, min(covering(rows), most // step * step))
         self.scratch = torch.empty((self.rows, width), dtype=like.dtype, device=like.device)
         self._tile = chosen.weights
         self._sizes = {"C": channels, "H": hidden}
         tiles_of_sum = 3 * hidden // self._tile.hidden
-        most_splits = blocks(multiprocessors(like.device) * chosen.programs, tiles_of_sum)
-        self._splits = max(1, min(most_splits, self.rows // self._tile.rows))
+        self._splits = max(1, min(blocks(at_once, tiles_of_sum), self.rows // self._tile.rows))
         shape = (self._splits, 3 * hidden, channels)
         self._parts = torch.empty(shape, dtype=torch.float32, device=like.device)
         self._first = True
 
-    def add(self, rows: int) -> None:
-        """Add what the first ``rows`` of the scratch hold, a multiple of ROW_MULTIPLE."""
+    def add(self, grad: Tensor) -> None:
+        """Add what the scratch rows of the output's gradient ``grad`` [rows, C] hold."""
         _launch_weights(
             self._splits * (3 * self._sizes["H"] // self._tile.hidden),
-            (self.scratch, self._parts), (rows,),
+            (self.scratch, grad, self._parts), (grad.shape[0],),
             {"BN": self._tile.hidden, "BK": self._tile.rows} | self._sizes
-            | {"PRECISION": "ieee", "FIRST": self._first, "SPLITS": self._splits},
+            | {"FIRST": self._first, "SPLITS": self._splits},
             self._tile.options(),
         )  # fmt: skip
         self._first = False
@@ -155,11 +158,11 @@ def backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: list[bool]
              dx.view(-1, c)[here], norm_parts[first // tile.rows :], dx if strip is None else strip.scratch),
             (count, rows.stride(0)),
             {"BM": tile.rows, "BH": tile.hidden} | _constants(x, weight_out.shape[1], norm)
-            | {"INPUT": of_input, "WEIGHTS": of_weights},
+            | {"HELD": tile.held, "INPUT": of_input, "WEIGHTS": of_weights},
             tile.options(),
         )  # fmt: skip
         if strip is not None:
-            strip.add(covering(count))
+            strip.add(grad_rows[here])
     return _finish(x, parameters, wanted, dx, norm_parts, strip)
 
 

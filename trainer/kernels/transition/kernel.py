@@ -8,10 +8,13 @@ A program keeps BM normalised rows and goes through the hidden channels BH at a 
 never in memory. The backward computes it anew in the same way and has the input's gradient at the end. The
 gradients of the weights are products over all rows, so what they need is written to a strip of scratch rows
 
-    | dGate, dValue: 2·H | hidden: H | normalised input: C | gradient of the output: C |
+    | dGate and dValue, in turn: 2·H | hidden: H | normalised input: C |
 
-and a second kernel sums the products of its left and right columns. The caller takes as many rows at a time
-as it wants to have scratch for.
+and a second kernel sums its products. The caller takes as many rows at a time as it has scratch for.
+
+HELD: a tile that is the left side of many products stays in registers, in the layout that the matrix units
+take. A product with zeros that is added to it makes the compiler lay it out so. Otherwise it stays in shared
+memory, and every product reads it from there.
 
 Bases are 64-bit pointers, offsets within a tile 32-bit.
 """
@@ -32,37 +35,39 @@ def _load_rows(base, first, stride, M, C: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def _input(
-    x, norm_weight, norm_bias, first, stride, M,
-    C: tl.constexpr, BM: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
+    x, norm_weight, norm_bias, first, stride, M, dtype: tl.constexpr,
+    C: tl.constexpr, BM: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    """What the first product sees of rows ``first`` to ``first`` + BM, in the dtype of ``x`` or float32."""
-    tile = _load_rows(x, first, stride, M, C, BM)
+    """What the first product sees of rows ``first`` to ``first`` + BM."""
+    tile = _load_rows(x, first, stride, M, C, BM).to(tl.float32)
+    if HELD:
+        tile = tl.dot(tl.zeros([BM, 16], dtype), tl.zeros([16, C], dtype), tile)
     if NORM:
-        tile, _ = standardised(tile.to(tl.float32), C, C, EPS)
+        tile, _ = standardised(tile, C, C, EPS)
         tile = tile * load_channels(norm_weight, C, C) + load_channels(norm_bias, C, C)
-    return tile
+    return tile.to(dtype)
 
 
 @triton.jit
 def forward_kernel(
     x, norm_weight, norm_bias, weight_in, weight_out, out, M, x_row,
     BM: tl.constexpr, BH: tl.constexpr, C: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
-    EPS: tl.constexpr, PRECISION: tl.constexpr,
+    EPS: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
     """One program: BM rows."""
     dtype = weight_in.dtype.element_ty
     first = tl.program_id(0) * BM
     c, n = tl.arange(0, C), tl.arange(0, BH)
-    tile = _input(x, norm_weight, norm_bias, first, x_row, M, C, BM, NORM, EPS).to(dtype)
+    tile = _input(x, norm_weight, norm_bias, first, x_row, M, dtype, C, BM, NORM, EPS, HELD)
     acc = tl.zeros([BM, C], tl.float32)
     for start in range(0, H, BH):
         gate_rows = tl.load(weight_in + ((start + n)[:, None] * C + c[None, :]))
         value_rows = tl.load(weight_in + ((H + start + n)[:, None] * C + c[None, :]))
         out_columns = tl.load(weight_out + (c[:, None] * H + (start + n)[None, :]))
-        gate = tl.dot(tile, tl.trans(gate_rows), input_precision=PRECISION)
-        value = tl.dot(tile, tl.trans(value_rows), input_precision=PRECISION)
+        gate = tl.dot(tile, tl.trans(gate_rows))
+        value = tl.dot(tile, tl.trans(value_rows))
         hidden = (gate * tl.sigmoid(gate) * value).to(dtype)
-        acc = tl.dot(hidden, tl.trans(out_columns), acc, input_precision=PRECISION)
+        acc = tl.dot(hidden, tl.trans(out_columns), acc)
     store_rows(out, first, acc, M, C, C, BM)
 
 
@@ -70,7 +75,7 @@ def forward_kernel(
 def input_gradient_kernel(
     x, norm_weight, norm_bias, weight_in, weight_out, dout, dx, norm_parts, strip, M, x_row,
     BM: tl.constexpr, BH: tl.constexpr, C: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
-    EPS: tl.constexpr, PRECISION: tl.constexpr, INPUT: tl.constexpr, WEIGHTS: tl.constexpr,
+    EPS: tl.constexpr, HELD: tl.constexpr, INPUT: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """One program: BM rows.
 
@@ -78,35 +83,35 @@ def input_gradient_kernel(
     [programs, 2, C]. WEIGHTS: write the scratch rows; those from M on have no gradient, so nothing adds up.
     """
     dtype = weight_in.dtype.element_ty
-    W: tl.constexpr = 3 * H + 2 * C
+    W: tl.constexpr = 3 * H + C
     first = tl.program_id(0) * BM
     row, c, n = tl.arange(0, BM), tl.arange(0, C), tl.arange(0, BH)
-    tile = _input(x, norm_weight, norm_bias, first, x_row, M, C, BM, NORM, EPS).to(dtype)
+    tile = _input(x, norm_weight, norm_bias, first, x_row, M, dtype, C, BM, NORM, EPS, HELD)
     grad = _load_rows(dout, first, C, M, C, BM)
     lines = strip + tl.cast(first, tl.int64) * W
     if WEIGHTS:
         tl.store(lines + (row[:, None] * W + 3 * H + c[None, :]), tile)
-        tl.store(lines + (row[:, None] * W + 3 * H + C + c[None, :]), grad)
     acc = tl.zeros([BM, C], tl.float32)
     for start in range(0, H, BH):
         gate_rows = tl.load(weight_in + ((start + n)[:, None] * C + c[None, :]))
         value_rows = tl.load(weight_in + ((H + start + n)[:, None] * C + c[None, :]))
         out_columns = tl.load(weight_out + (c[:, None] * H + (start + n)[None, :]))
-        gate = tl.dot(tile, tl.trans(gate_rows), input_precision=PRECISION)
-        value = tl.dot(tile, tl.trans(value_rows), input_precision=PRECISION)
-        dhidden = tl.dot(grad, out_columns, input_precision=PRECISION)
+        gate = tl.dot(tile, tl.trans(gate_rows))
+        value = tl.dot(tile, tl.trans(value_rows))
+        dhidden = tl.dot(grad, out_columns)
         sigmoid = tl.sigmoid(gate)
         swish = gate * sigmoid
         dvalue = (dhidden * swish).to(dtype)
         dgate = (dhidden * value * (sigmoid + swish * (1.0 - sigmoid))).to(dtype)
         if WEIGHTS:
-            there = lines + (row[:, None] * W + (start + n)[None, :])
-            tl.store(there, dgate)
-            tl.store(there + H, dvalue)
-            tl.store(there + 2 * H, (swish * value).to(dtype))
+            # In turn, as they already lie in registers: one wide store and not two.
+            pair = tl.reshape(tl.join(dgate, dvalue), (BM, 2 * BH))
+            tl.store(lines + (row[:, None] * W + (2 * start + tl.arange(0, 2 * BH))[None, :]), pair)
+            hidden = (swish * value).to(dtype)
+            tl.store(lines + (row[:, None] * W + (2 * H + start + n)[None, :]), hidden)
         if INPUT:
-            acc = tl.dot(dgate, gate_rows, acc, input_precision=PRECISION)
-            acc = tl.dot(dvalue, value_rows, acc, input_precision=PRECISION)
+            acc = tl.dot(dgate, gate_rows, acc)
+            acc = tl.dot(dvalue, value_rows, acc)
     if INPUT:
         if NORM:
             # Read again: kept, it would fill registers all the way.
@@ -124,30 +129,33 @@ def input_gradient_kernel(
 
 @triton.jit
 def weight_gradient_kernel(
-    strip, parts, rows,
-    BN: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, H: tl.constexpr, PRECISION: tl.constexpr,
+    strip, dout, parts, M,
+    BN: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
     FIRST: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Products of a scratch strip's left and right columns, summed over its ``rows`` (a multiple of BK).
+    """Sums over the M rows of a scratch strip and of ``dout`` [M, C].
 
-    parts: [SPLITS, 3·H, C] float32; every program owns BN rows of one part and adds to what is there, unless
-    it is the FIRST strip: the order of the sum is always the same.
+    parts: [SPLITS, 3·H, C] float32, of the pairs' products with the normalised input, then of the hidden
+    activation's with dout. Every program owns BN rows of one part and adds to what is there, unless it is the
+    FIRST strip: the order of the sum is always the same. The strip is written up to a multiple of BK.
     """
-    W: tl.constexpr = 3 * H + 2 * C
+    W: tl.constexpr = 3 * H + C
     TILES: tl.constexpr = 3 * H // BN
     pid = tl.program_id(0)
     left = (pid % TILES) * BN
     split = pid // TILES
     k, n, c = tl.arange(0, BK), tl.arange(0, BN), tl.arange(0, C)
-    right = tl.where(left < 2 * H, 3 * H, 3 * H + C)
+    right = tl.where(left < 2 * H, strip + 3 * H, dout)
+    stride = tl.where(left < 2 * H, W, C)
     place = parts + tl.cast(split, tl.int64) * (3 * H * C) + ((left + n)[:, None] * C + c[None, :])
     acc = tl.zeros([BN, C], tl.float32)
     # Neighbouring splits take neighbouring rows, so that what all tiles of a row need is in the L2 cache.
-    for first in range(split * BK, rows, SPLITS * BK):
+    for first in range(split * BK, M, SPLITS * BK):
         lines = strip + tl.cast(first, tl.int64) * W
         a = tl.load(lines + (k[:, None] * W + left + n[None, :]))
-        b = tl.load(lines + (k[:, None] * W + right + c[None, :]))
-        acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
+        there = right + tl.cast(first, tl.int64) * stride + (k[:, None] * stride + c[None, :])
+        b = tl.load(there, mask=(k < M - first)[:, None], other=0.0)
+        acc = tl.dot(tl.trans(a), b, acc)
     if not FIRST:
         acc += tl.load(place)
     tl.store(place, acc)
@@ -166,7 +174,10 @@ def sum_weights_kernel(
         acc += tl.load(parts + split * (3 * H * C) + (n[:, None] * C + c[None, :]))
     if WEIGHT_IN:
         kept = (n < 2 * H)[:, None]
-        tl.store(dweight_in + (n[:, None] * C + c[None, :]), acc.to(dweight_in.dtype.element_ty), mask=kept)
+        place = (n % 2) * H + n // 2
+        tl.store(
+            dweight_in + (place[:, None] * C + c[None, :]), acc.to(dweight_in.dtype.element_ty), mask=kept
+        )
     if WEIGHT_OUT:
         kept = (n >= 2 * H)[:, None]
         place = dweight_out + (c[None, :] * H + (n - 2 * H)[:, None])

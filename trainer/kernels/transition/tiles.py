@@ -7,12 +7,16 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Tile:
-    """``rows`` by ``hidden`` channels at a time (of the weights' kernel: hidden by rows at a time)."""
+    """``rows`` by ``hidden`` channels at a time.
+
+    ``held``: the rows stay in registers, in the matrix units' layout, and not in shared memory.
+    """
 
     rows: int
     hidden: int
     warps: int
     stages: int
+    held: bool = False
 
     def options(self) -> dict[str, int]:
         """What a launch takes of it beside the kernel's own parameters."""
@@ -21,12 +25,19 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """One tile for each kernel; ``programs``: of the weights' kernel, on a multiprocessor."""
+    """One tile for each kernel.
+
+    ``resident``: programs of the input's kernel and of the weights' that a multiprocessor runs at once.
+    """
 
     forward: Tile
     input: Tile
     weights: Tile
-    programs: int = 2
+    resident: int = 2
+
+    def divide(self, hidden: int) -> bool:
+        """Whether ``hidden`` channels are whole numbers of every tile's."""
+        return all(hidden % tile.hidden == 0 for tile in (self.forward, self.input, self.weights))
 
 
 #: Fits the smallest shared memory (64 KiB on CDNA).
@@ -35,7 +46,9 @@ _SAFE_WIDE: Final = Tiles(forward=Tile(32, 16, 4, 1), input=Tile(32, 16, 4, 1), 
 #: (architecture, bytes of the dtype, channels) → tiles.
 _TABLE: Final[dict[tuple[str, int, int], Tiles]] = {
     ("cuda:90", 2, 128): Tiles(
-        forward=Tile(64, 64, 4, 2), input=Tile(64, 32, 4, 3), weights=Tile(64, 128, 8, 3)
+        forward=Tile(64, 64, 4, 2, held=True),
+        input=Tile(64, 32, 4, 3, held=True),
+        weights=Tile(64, 128, 4, 4),
     ),
 }
 #: Every number of rows a strip may have is a multiple of every tile's.
