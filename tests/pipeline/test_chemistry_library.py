@@ -10,6 +10,7 @@ from megafold.pipeline import schema
 from megafold.pipeline.chemistry import Component, load_dictionary
 from megafold.pipeline.chemistry.conformers import build_reference
 from megafold.pipeline.chemistry.library import ComponentLibrary, library_content
+from megafold.pipeline.chemistry.reference import VERSION, stage_versions
 from megafold.pipeline.schema import RefOrigin
 
 CODES = ("ZN", "ALA", "ATP", "UNL", "HEM", "IHP")
@@ -109,3 +110,42 @@ def test_a_library_without_components():
     content = library_content([])
     assert isinstance(content, Content)
     assert len(ComponentLibrary.from_content(content)) == 0
+
+
+def golden_components() -> list[Component]:
+    """Defined here, so that no release of a dictionary changes them: fluoro-chloro-bromomethane, acetate."""
+    halves = np.array([[0, 0, 0], [1.2, 0.8, 0], [-1.4, 1.0, 0.2], [0.1, -1.2, 1.5], [0.2, -0.6, -0.9]])
+    chiral = Component.from_atoms(
+        "CHX", ["C", "F", "CL", "BR", "H"], [6, 9, 17, 35, 1],
+        bonds=[(0, 1), (0, 2), (0, 3), (0, 4)], bond_orders=[1] * 4, pos=halves,
+    )  # fmt: skip
+    flat = np.array([[0, 0, 0], [1.5, 0, 0], [2.1, 1.05, 0], [2.1, -1.05, 0]])
+    acetate = Component.from_atoms(
+        "ACX", ["C1", "C2", "O1", "O2"], [6, 6, 8, 8],
+        bonds=[(0, 1), (1, 2), (1, 3)], bond_orders=[1, 2, 1], charges=[0, 0, 0, -1], pos=flat,
+    )  # fmt: skip
+    return [chiral, acetate]
+
+
+#: With what the figures were made. Another RDKit is another recipe: its conformers need new ones.
+GOLDEN_VERSIONS = {"chemistry": "1", "rdkit": "2026.9.1"}
+
+
+def test_golden_digest_of_what_needs_no_rdkit():
+    refs = [build_reference(component, skip_embedding="timeout") for component in golden_components()]
+    assert [len(ref.automorphisms) for ref in refs] == [1, 2]
+    assert (VERSION, str(library_content(refs).digest())) == (
+        GOLDEN_VERSIONS["chemistry"],
+        "5e21415879feb3eac6e11bd6d7280f7034daf7385f0df7e5aef407ae1d379676",
+    )
+
+
+def test_golden_digest_of_conformers():
+    if stage_versions()["rdkit"] != GOLDEN_VERSIONS["rdkit"]:
+        pytest.skip(f"the digest is of RDKit {GOLDEN_VERSIONS['rdkit']}; store one of this version")
+    refs = [build_reference(component) for component in golden_components()]
+    assert [ref.origin for ref in refs] == [RefOrigin.RDKIT] * 2
+    assert (stage_versions(), str(library_content(refs).digest())) == (
+        GOLDEN_VERSIONS,
+        "b29c7ab95517f69b7007829436f649e22cb7a467005799a03478230e40261995",
+    )
