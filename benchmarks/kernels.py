@@ -86,6 +86,41 @@ def layernorm_problem(length: int, channels: int = 128) -> Problem:
     return Problem(arguments, list(arguments.values()))
 
 
+def layernorm_linear_problem(length: int, channels: int = 128, outputs: int = 516) -> Problem:
+    """As many outputs as q, k, v, gate and bias of triangle attention have together."""
+    arguments = {
+        "x": leaf(1, length, length, channels),
+        "norm_weight": torch.ones(channels, device=DEVICE).requires_grad_(),
+        "norm_bias": torch.zeros(channels, device=DEVICE).requires_grad_(),
+        "weight": leaf(outputs, channels, scale=channels**-0.5),
+    }
+    return Problem(arguments, list(arguments.values()))
+
+
+def swiglu_problem(length: int, channels: int = 768, expansion: int = 2, copies: int = 48) -> Problem:
+    """The diffusion transformer's, on noised copies of the tokens."""
+    hidden = channels * expansion
+    arguments = {
+        "x": leaf(1, copies, length, channels),
+        "weight_in": leaf(2 * hidden, channels, scale=channels**-0.5),
+        "weight_out": leaf(channels, hidden, scale=hidden**-0.5),
+    }
+    return Problem(arguments, list(arguments.values()))
+
+
+def adaln_problem(length: int, channels: int = 768, c_s: int = 384, copies: int = 48) -> Problem:
+    """The diffusion transformer's, on noised copies of the tokens, each with its own conditioning."""
+    arguments = {
+        "a": leaf(1, copies, length, channels),
+        "s": leaf(1, copies, length, c_s),
+        "norm_weight": torch.ones(c_s, device=DEVICE).requires_grad_(),
+        "scale_weight": leaf(channels, c_s, scale=c_s**-0.5),
+        "scale_bias": leaf(channels),
+        "shift_weight": leaf(channels, c_s, scale=c_s**-0.5),
+    }
+    return Problem(arguments, list(arguments.values()))
+
+
 def triangle_problem(length: int, channels: int = 128) -> Problem:
     def ones() -> Tensor:
         return torch.ones(channels, device=DEVICE).requires_grad_()
@@ -107,6 +142,9 @@ PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "transition": transition_problem,
     "triangle_multiplication": triangle_problem,
     "layernorm": layernorm_problem,
+    "layernorm_linear": layernorm_linear_problem,
+    "swiglu": swiglu_problem,
+    "adaln": adaln_problem,
 }
 
 
@@ -182,6 +220,9 @@ RIVALS: dict[str, dict[str, Callable[[str, Problem], Step]]] = {
     "transition": BACKENDS,
     "triangle_multiplication": BACKENDS,
     "layernorm": BACKENDS,
+    "layernorm_linear": BACKENDS,
+    "swiglu": BACKENDS,
+    "adaln": BACKENDS,
 }
 
 
