@@ -80,10 +80,14 @@ class TextSlices(Sequence[bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         text = self.text
+        for start, stop in self.spans():
+            yield text[start:stop]
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Start and stop of each."""
         for first in range(0, len(self), _ROW_BLOCK):  # lists of all numbers would outweigh the arrays
             block = slice(first, first + _ROW_BLOCK)
-            for start, stop in zip(self.start[block].tolist(), self.stop[block].tolist(), strict=True):
-                yield text[start:stop]
+            yield from zip(self.start[block].tolist(), self.stop[block].tolist(), strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
