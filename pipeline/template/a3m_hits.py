@@ -166,7 +166,10 @@ def _realigned(row: HitRow, sequence: str) -> Hit | NumberedHit | Skipped:
     chain = chain_of(row.name)
     if isinstance(chain, Skipped):
         return chain
-    query_index, hit_index = align_pair(sequence, row.sequence, whole=False)
+    try:
+        query_index, hit_index = align_pair(sequence, row.sequence, whole=False)
+    except TemplateError as error:
+        return Skipped(reason=error.reason)
     return Hit(
         entry=chain[0],
         chain=chain[1],

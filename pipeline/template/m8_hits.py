@@ -22,6 +22,7 @@ _COLUMNS: Final = rb"[^\t\n]+\t[^\t\n]+\t" + _NUMBER + rb"(?:\t *\d+){7}\t *" + 
 M8_LINE: Final = re.compile(rb"(?:#[^\n]*(?:\n\s*|\Z))*(?:" + _COLUMNS + rb"|\Z)")
 _LINE: Final = re.compile(_COLUMNS + rb"(?:\t[^\n]*)?")
 _CIGAR: Final = re.compile(r"(?:\d*[MIDX=])+")
+_LONGEST: Final = 1_000_000  #: residues; no chain has more
 _OPERATION: Final = re.compile(r"(\d*)([MIDX=])")
 
 
@@ -76,7 +77,7 @@ def _hit(row: list[str], sequence: str, name: str, *, is_certain: bool) -> Numbe
         )
     if isinstance(chain, Skipped):
         return chain
-    if not 0 < first <= last or not 0 < target_first <= target_last:
+    if not 0 < first <= last or not 0 < target_first <= target_last <= _LONGEST:
         return Skipped(reason="bad-range")
     n_query, n_target = last - first + 1, target_last - target_first + 1
     n_aligned = n_query + n_target - n_column
@@ -105,15 +106,17 @@ def _pairs(cigar: str, n_query: int, n_target: int) -> tuple[NDArray[np.int32], 
     """
     if not _CIGAR.fullmatch(cigar):
         return None
+    operations = [(int(count or 1), operation) for count, operation in _OPERATION.findall(cigar)]
+    n_alone = {kind: sum(count for count, operation in operations if operation == kind) for kind in "ID"}
+    n_pair = sum(count for count, _ in operations) - n_alone["I"] - n_alone["D"]
+    if (n_pair + n_alone["I"], n_pair + n_alone["D"]) != (n_query, n_target):
+        return None
     query, target = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
     at_query = at_target = 0
-    for count, operation in _OPERATION.findall(cigar):
-        length = int(count or 1)
+    for count, operation in operations:
         if operation in "M=X":
-            query.append(np.arange(at_query, at_query + length, dtype=np.int32))
-            target.append(np.arange(at_target, at_target + length, dtype=np.int32))
-        at_query += length * (operation != "D")
-        at_target += length * (operation != "I")
-    if (at_query, at_target) != (n_query, n_target):
-        return None
+            query.append(np.arange(at_query, at_query + count, dtype=np.int32))
+            target.append(np.arange(at_target, at_target + count, dtype=np.int32))
+        at_query += count * (operation != "D")
+        at_target += count * (operation != "I")
     return np.concatenate(query), np.concatenate(target)

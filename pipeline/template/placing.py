@@ -37,7 +37,8 @@ def place(hit: Hit | NumberedHit, sequence: str, entry: TemplateEntry) -> Placed
 
     Raises:
         TemplateError: the entry has no such protein chain (``chain-not-found``), or not with the hit's
-            residues (``sequence-mismatch``; ``other-query`` where the hit may be one of another query).
+            residues (``sequence-mismatch``; ``other-query`` where the hit may be one of another query), or
+            its residues cannot be aligned again (``too-long-to-align``).
     """
     candidates = entry.candidates(hit.chain)
     if not candidates:

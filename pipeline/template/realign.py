@@ -9,7 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from megafold.pipeline.errors import TemplateError
+
 _GAP_PENALTY: Final = (-12, -1)  # biotite's first number is a gap's first residue: opening and extension
+_MAX_CELLS: Final = 1 << 25  #: of the table that the alignment fills: half a gigabyte
 _LETTERS: Final = "ACDEFGHIKLMNPQRSTVWYBZX"
 _KIN: Final = {"U": "C", "O": "K"}
 
@@ -34,10 +37,18 @@ def align_pair(query: str, target: str, *, whole: bool) -> tuple[NDArray[np.int3
 
     Returns:
         Indices into each, int32 [N_aligned], ascending; empty where nothing aligns.
+
+    Raises:
+        TemplateError: both are so long that the memory would not do (``too-long-to-align``).
     """
     none = np.empty(0, np.int32)
     if not query or not target:
         return none, none
+    if len(query) * len(target) > _MAX_CELLS:
+        raise TemplateError(
+            f"{len(query)} and {len(target)} residues are too many to align; give a list with alignments",
+            reason="too-long-to-align",
+        )
     from biotite.sequence import ProteinSequence
     from biotite.sequence.align import align_optimal
 

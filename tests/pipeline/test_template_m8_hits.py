@@ -70,6 +70,10 @@ def test_lines_that_are_no_hits():
     assert read(line(query=(5, 2))) == (Skipped(reason="bad-range"),)
     assert read(line(chain=(0, 5))) == (Skipped(reason="bad-range"),)
     assert read(line(columns=20)) == (Skipped(reason="bad-range"),)
+    assert read(line(chain=(1, 10**30))) == (Skipped(reason="bad-range"),)
+    (hit,) = read(line(cigar="99999999999999M"))
+    assert isinstance(hit, NumberedHit)
+    assert hit.query_index is None
     assert m8_names((line() + "# x\n" + line("2xyz_B")).encode()) == [b"1abc_A", b"2xyz_B"]
 
 
@@ -158,6 +162,49 @@ def test_letters_that_blosum_lacks_are_unknown():
     ] * 2
     assert [len(index) for index in align_pair("", "MKV", whole=False)] == [0, 0]
     assert [len(index) for index in align_pair("WWW", "GGG", whole=False)] == [0, 0]
+
+
+def test_giants_are_not_aligned():
+    (hit,) = read(line(query=(1, 30_000), chain=(1, 30_000)), "M" * 30_000)
+    with pytest.raises(TemplateError, match="30000 residues") as caught:
+        placed(hit, "M" * 30_000, "M" * 30_000)
+    assert caught.value.reason == "too-long-to-align"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_lists_give_hits_or_a_named_failure(tmp_path, seed):
+    """Bytes changed, dropped, doubled and cut off, in three formats."""
+    rng = np.random.default_rng(seed)
+    sequence, path = "MKVLAERTHCDEWW", tmp_path / "hits"
+    texts = [
+        line(query=(2, 13), chain=(1, 11), columns=12, cigar="5M1I6M")
+        + line("2xyz_B", name="102")
+        + "# end\n",
+        f">q\n{sequence}\n>1abc_A/1-9\nMKVaLA---HC--WW\n>2xyz_B\n{'-' * 14}\n",
+        f"# STOCKHOLM 1.0\n1abc_A/1-9 MKVLA---HC--WW\n#=GC RF {'x' * 14}\n//\n",
+    ]
+    (tmp_path / "pdb").mkdir()
+    structures = TemplateStructures([tmp_path / "pdb"])
+    n_used = 0
+    for text in texts * 60:
+        data = bytearray(text.encode())
+        for _ in range(int(rng.integers(1, 4))):
+            at = int(rng.integers(0, len(data)))
+            match int(rng.integers(0, 4)):
+                case 0:
+                    data[at] = int(rng.integers(0, 256))
+                case 1:
+                    del data[at : at + int(rng.integers(1, 9))]
+                case 2:
+                    data[at:at] = data[at : at + 9]
+                case 3:
+                    del data[max(1, at) :]
+            data = data or bytearray(b"x")
+        path.write_bytes(bytes(data))
+        result = featurize_templates(sequence, [path], structures)
+        assert (result.content is None) == bool(result.failures)
+        n_used += result.content is not None
+    assert n_used > 20
 
 
 @pytest.mark.corpus
