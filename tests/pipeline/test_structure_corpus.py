@@ -7,6 +7,7 @@ import pytest
 
 from megafold.pipeline.errors import StructureError
 from megafold.pipeline.structure import StructureOptions
+from tests.pipeline import invariants
 from tests.pipeline.structure_files import make
 
 #: User components whose bonds the file does not tell.
@@ -14,6 +15,7 @@ REFUSED_VARIANTS = {"nras-braf-gdp-model_0": "unknown-component"}
 
 
 def check_sane(made):
+    invariants.check(made.content)
     coords = made.coords
     resolved = made.tables["atoms"]["resolved"].astype(bool)
     np.testing.assert_array_equal(np.isfinite(coords).all(axis=1), resolved)
