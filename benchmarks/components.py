@@ -1,7 +1,7 @@
 """Reference conformers of the component dictionary: where they come from, what fails, how long it takes.
 
-    python benchmarks/components.py --workers 2 --json components.json      # all of it
-    python benchmarks/components.py --number 600 --rows sample.jsonl        # 600 at random
+    python benchmarks/components.py --workers 2 --json components.json --table docs/components.md   # all
+    python benchmarks/components.py --number 600 --rows sample.jsonl                                # some
 
 Every component's outcome is appended to a JSON-lines file as it is made; the same command goes on where it
 was stopped. A component that kills its process is recorded as ``crash``. Rows of another version of
@@ -167,6 +167,82 @@ def by_origin(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     return found
 
 
+_TABLE = """# The component dictionary
+
+What the featurizer makes of the bundled component dictionary, measured by
+
+    python benchmarks/components.py --workers 2 --json components.json --table docs/components.md
+
+which writes this file. Chemistry stage {chemistry}, RDKit {rdkit}, Python {python}. Why it is done so:
+[design/004-chemistry.md](design/004-chemistry.md).
+
+| components | number | of those with atoms |
+|---|---:|---:|
+{shares}
+
+Where RDKit makes no conformer, the dictionary's coordinates stand in:
+
+| failure | ideal | model | none | codes |
+|---|---:|---:|---:|---|
+{failures}
+
+Time of a processor for a component, automorphisms included; a busy machine makes it longer:
+
+| | s |
+|---|---:|
+{times}
+
+The slowest: {slowest}. All together {total:.0f} s.
+
+Half of the components have {p50:.0f} automorphisms or fewer, 99 of a hundred {p99:.0f} or fewer;
+{capped} have more than are kept.
+
+The failures are: `distorted`, a bond far from the sum of covalent radii (mostly at metals that RDKit has no
+parameters for); `valence`, one that RDKit does not accept; `embedding`, no conformer of the right handedness
+within the attempts; `rdkit-error`, distance bounds that contradict each other; `timeout`, which another
+machine may not have; `no-atoms`, nothing to place.
+"""
+
+
+def markdown(figures: dict[str, Any]) -> str:
+    """The figures as a document."""
+    with_atoms, origins = figures["with_atoms"], figures["origins"]
+    lines = [("all", figures["components"], None)]
+    lines += [(f"without atoms ({', '.join(figures['without_atoms'])})", len(figures["without_atoms"]), None)]
+    lines += [
+        ("with atoms", with_atoms, 100.0),
+        ("carry reference coordinates", with_atoms - origins["NONE"], figures["share_with_coordinates"]),
+        ("from RDKit", origins["RDKIT"], figures["share_from_rdkit"]),
+        ("the dictionary's ideal coordinates", origins["IDEAL"], share(origins["IDEAL"], with_atoms)),
+        ("the dictionary's model coordinates", origins["MODEL"], share(origins["MODEL"], with_atoms)),
+        ("no coordinates", origins["NONE"], share(origins["NONE"], with_atoms)),
+    ]
+    rows = [
+        f"| {name} | {number} | {'' if part is None else f'{part:.2f} %'} |" for name, number, part in lines
+    ]
+    codes: dict[str, list[str]] = {}
+    for code, failure in sorted(figures["failed_codes"].items()):
+        codes.setdefault(failure, []).append(code)
+    failures = [
+        f"| {name} | {' | '.join(str(of.get(o, 0)) for o in origins if o != 'RDKIT')} | {some(codes[name])} |"
+        for name, of in figures["failures_by_origin"].items()
+    ]
+    times = [f"| {name} | {value:.3g} |" for name, value in figures["time_s"].items() if name != "total"]
+    return _TABLE.format(
+        **figures["versions"],
+        shares="\n".join(rows),
+        failures="\n".join(failures),
+        times="\n".join(times),
+        slowest=", ".join(f"{code} {time_s:.0f} s" for code, time_s in list(figures["slowest"].items())[:5]),
+        total=figures["time_s"]["total"],
+        **figures["automorphisms"],
+    )
+
+
+def some(codes: Sequence[str], most: int = 8) -> str:
+    return ", ".join(codes[:most]) + (" …" if len(codes) > most else "")
+
+
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--number", type=int, help="this many random components (default: all)")
@@ -176,6 +252,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ccd", type=Path, help="a dictionary other than the bundled one")
     parser.add_argument("--rows", type=Path, default=Path("components.jsonl"), help="where rows are appended")
     parser.add_argument("--json", type=Path, help="where the figures are written")
+    parser.add_argument("--table", type=Path, help="where a document of them is written (Markdown)")
     return parser.parse_args(argv)
 
 
@@ -195,6 +272,8 @@ def main(argv: Sequence[str] | None = None, work: Work = outcome) -> None:
         print(f"{name:24} {json.dumps(value)}")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if args.table:
+        args.table.write_text(markdown(figures))
 
 
 if __name__ == "__main__":

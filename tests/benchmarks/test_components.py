@@ -116,3 +116,8 @@ def test_shares_are_of_the_components_that_have_atoms():
     }
     assert next(iter(figures["slowest"])) == "A"
     assert figures["time_s"]["max"] == 3.0
+    document = components.markdown(figures)
+    assert "| without atoms (F) | 1 |  |" in document
+    assert "| carry reference coordinates | 4 | 80.00 % |" in document
+    assert "| from RDKit | 2 | 40.00 % |" in document
+    assert "| distorted | 1 | 1 | 0 | C, D |" in document
