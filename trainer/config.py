@@ -14,7 +14,7 @@ WorkerStart = Literal["fork", "forkserver", "spawn"]
 #: Settings that may differ between a run and its resumption without changing what is computed.
 _FREE_ON_RESUME: Final = frozenset(
     "steps sp device backend log_every plot_every checkpoint_every keep_checkpoints num_workers prefetch "
-    "worker_start sample_count sample_steps sample_cycles max_skipped_in_a_row".split()
+    "worker_start sample_count sample_steps sample_cycles max_skipped_in_a_row peer_timeout_s".split()
 )
 
 
@@ -43,6 +43,7 @@ class TrainConfig:
         precision: ``bf16`` (autocast; parameters, losses and optimizer stay float32) or ``fp32``.
         deterministic: ask torch for deterministic kernels, where it has them, on GPUs.
         seed: of the initial weights, the noise and everything else random on the trainer's side.
+        peer_timeout_s: seconds without a sign of life after which a rank is taken for dead, and the job ends.
         max_skipped_in_a_row: give up after so many steps whose loss or gradient was not finite.
         log_every: steps between console lines.
         plot_every: steps between drawings of the loss; it is drawn at the end in any case.
@@ -80,6 +81,7 @@ class TrainConfig:
     precision: Precision = "bf16"
     deterministic: bool = False
     seed: int = 0
+    peer_timeout_s: float = 40.0
     max_skipped_in_a_row: int = 50
     log_every: int = 1
     plot_every: int = 1_000
@@ -95,8 +97,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         positive = (
             "batch_size accumulate sp n_copies n_cycles learning_rate decay_every decay_factor epsilon "
-            "clip_norm max_skipped_in_a_row log_every plot_every checkpoint_every keep_checkpoints prefetch "
-            "sample_steps sample_cycles"
+            "clip_norm peer_timeout_s max_skipped_in_a_row log_every plot_every checkpoint_every "
+            "keep_checkpoints prefetch sample_steps sample_cycles"
         )
         for name in positive.split():
             _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")

@@ -20,6 +20,7 @@ from megafold.trainer.loop import Feed, RunResult, Trainer, resolve_device
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.parallel.mesh import ParallelMesh, require_divisible
 from megafold.trainer.parallel.training import SharedLoss, shared_data
+from megafold.trainer.parallel.watch import PeerError, PeerWatch
 from megafold.trainer.presets.model import model_preset
 
 
@@ -104,6 +105,7 @@ def run_training(
     Raises:
         CheckpointError: the folder holds another run, or a checkpoint does not fit.
         DivergedError: too many steps in a row were not finite.
+        PeerError: another rank has died.
     """
     ranks = replace(Ranks.from_environment(), sp=config.sp)
     require_divisible(ranks.world, config.sp)
@@ -118,11 +120,12 @@ def run_training(
         network = model or build_model(config)
         loss_of = SharedLoss(peers) if peers.size > 1 else None
         trainer = Trainer(network, config, feed, folder, ranks, loss_of)
-        _begin(trainer, folder, resume)
-        if ranks.is_first:
-            _write_json(folder / "config.json", config.to_dict())
         began = time.perf_counter()
-        result = trainer.run()
+        with PeerWatch(ranks.rank, ranks.world, config.peer_timeout_s) as watch:
+            _begin(trainer, folder, resume)
+            if ranks.is_first:
+                _write_json(folder / "config.json", config.to_dict())
+            result = _run(trainer, watch)
         minutes = (time.perf_counter() - began) / 60
         structures: list[SampledStructure] = []
         if config.sample_count and not result.stopped and ranks.is_first:
@@ -135,6 +138,20 @@ def run_training(
         if started_group:
             dist.destroy_process_group()
     return summary
+
+
+def _run(trainer: Trainer, watch: PeerWatch) -> RunResult:
+    """Train; an error that comes from a rank that is gone says so."""
+    try:
+        return trainer.run()
+    except RuntimeError as error:
+        missing = watch.missing()
+        if not missing:
+            raise
+        raise PeerError(
+            f"{', '.join(missing)} died in step {trainer.step}, and this run ends. Newest checkpoint: "
+            f"{trainer.checkpoints.latest() or 'none yet'}. Start again with --resume"
+        ) from error
 
 
 def _begin(trainer: Trainer, folder: Path, resume: Resume | None) -> None:

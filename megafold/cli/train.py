@@ -20,6 +20,9 @@ from megafold.pipeline.errors import InputError
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out.")
 @click.option("--allow-other-data", is_flag=True, help="Resume although the cache's snapshot is another.")
 @click.option("--steps", type=click.IntRange(0), help="Optimizer steps in all.")
+@click.option(
+    "--sp", type=click.IntRange(1), help="Ranks that share one sample, for longer crops; under torchrun."
+)
 @click.option("--entry", "entries", multiple=True, help="Train on this entry alone; repeatable.")
 @click.option("--tokens", type=click.IntRange(1), default=384, show_default=True, help="Tokens of a crop.")
 @click.option("--msa-rows", type=click.IntRange(1), default=1024, show_default=True)
@@ -46,7 +49,8 @@ def command(
     """Train a model on CACHE.
 
     Ctrl-C ends the run after the step in hand, with a checkpoint; --resume goes on exactly there. Under
-    torchrun each rank takes its share of every epoch.
+    torchrun each rank takes its share of every epoch; with --sp P, each P ranks do. Ranks that
+    torchrun --max-restarts has started again go on from the newest checkpoint.
     """
     # OpenMP's threads spin for long while they wait, which makes a step many times slower as soon as
     # anything else runs on the same cores (loader processes do). It is read when torch is imported.
@@ -60,7 +64,8 @@ def command(
 
     config = _config(preset, values)
     data = _data(cache, values)
-    chosen = Resume(allow_other_data=allow_other_data) if resume else None
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    chosen = Resume(allow_other_data=allow_other_data) if resume or restarted else None
     # With --json, standard output is the summary alone.
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         summary = run_training(config, data, out, resume=chosen)
@@ -81,6 +86,7 @@ def _config(preset: str, values: dict[str, Any]) -> Any:
 
     named = {
         "steps": values["steps"],
+        "sp": values["sp"],
         "num_workers": values["workers"],
         "device": values["device"],
         "backend": values["backend"],
