@@ -19,8 +19,8 @@ MAGIC: Final = re.compile(rb"\s*\"?(key|sequence)\"?[ \t]*,[ \t]*\"?(key|sequenc
 _NO_KEYS: Final = (b"", b"-1", b"-1.0", b"nan", b"NaN", b"None")
 
 
-def parse_keyed_csv(data: bytes, alphabet: Alphabet, name: str) -> Alignment:
-    """Parse the one alignment of a CSV file.
+def parse_keyed_csv(data: bytes, alphabet: Alphabet, name: str) -> list[Alignment]:
+    """Parse a CSV file, which holds one alignment.
 
     Args:
         data: the whole text; CRLF line ends, quotes, empty lines and a missing last line end are fine.
@@ -68,4 +68,4 @@ def parse_keyed_csv(data: bytes, alphabet: Alphabet, name: str) -> Alignment:
         body=spans[b"sequence"][0],
         stop=spans[b"sequence"][1],
     )
-    return read_records(records, alphabet, keys=[b"" if key in _NO_KEYS else key for key in keys])
+    return [read_records(records, alphabet, keys=[b"" if key in _NO_KEYS else key for key in keys])]

@@ -1,9 +1,11 @@
 """One alignment file, fitted to a chain: its rows over the chain's residues, duplicates removed."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from megafold.pipeline.msa.text import AlignmentText, read_text
 from megafold.pipeline.schema import GAP, MolType
 
 _PAIRING_NAME = re.compile(r"(?<![a-z])(uniprot|pairing|paired)(?![a-z])")
+_HEAD_BYTES: Final = 1024
 _UNPAIRED_NAME = re.compile(r"(?<![a-z])(non|un|not)[-_]?pair")
 
 
@@ -55,18 +58,30 @@ def is_pairing_source(name: str) -> bool:
     return bool(_PAIRING_NAME.search(name)) and not _UNPAIRED_NAME.search(name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Format:
+    """``start`` matches a file's first bytes that are no blanks; ``parse`` takes text, alphabet and name."""
+
+    start: re.Pattern[bytes]
+    parse: Callable[[bytes, Alphabet, str], list[Alignment]]
+
+
+#: The first that matches is taken; A3M and A2M, whose parser says what is amiss, is for everything else.
+_FORMATS: Final = (
+    _Format(start=re.compile(re.escape(MAGIC)), parse=parse_stockholm),
+    _Format(start=keyed_csv.MAGIC, parse=keyed_csv.parse_keyed_csv),
+    _Format(start=re.compile(b""), parse=parse_a3m),
+)
+
+
 def parse_alignment(text: AlignmentText, alphabet: Alphabet) -> list[Alignment]:
     """Parse a file as what its content says it is: Stockholm, CSV with keys, or A3M and A2M.
 
     Raises:
         AlignmentError: the file is none of these, or broken.
     """
-    start = text.data.lstrip() if text.data[:1].isspace() else text.data
-    if start.startswith(MAGIC):
-        return parse_stockholm(text.data, alphabet, text.name)
-    if keyed_csv.MAGIC.match(start):
-        return [keyed_csv.parse_keyed_csv(text.data, alphabet, text.name)]
-    return parse_a3m(text.data, alphabet, text.name)
+    head = text.data[:_HEAD_BYTES] if text.data[:1].strip() else text.data.lstrip()[:_HEAD_BYTES]
+    return next(form for form in _FORMATS if form.start.match(head)).parse(text.data, alphabet, text.name)
 
 
 def load_source(path: Path, sequence: str, mol_type: MolType) -> Source:

@@ -39,7 +39,7 @@ def written(rows, columns=("key", "sequence"), **dialect):
     ],
 )
 def test_as_the_same_rows_in_an_a3m_file(data):
-    found = parse_keyed_csv(data, PROTEIN, "x.csv")
+    (found,) = parse_keyed_csv(data, PROTEIN, "x.csv")
     (expected,) = parse_a3m("".join(f">{k}\n{s}\n" for k, s in ROWS).encode(), PROTEIN, "x.a3m")
     assert found.query == "MKVL"
     np.testing.assert_array_equal(found.codes, expected.codes)
