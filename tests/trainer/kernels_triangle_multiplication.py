@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from megafold.trainer import ops
-from megafold.trainer.kernels.triangle_multiplication import operator
+from megafold.trainer.kernels.triangle_multiplication import launches, operator
 from megafold.trainer.kernels.triangle_multiplication.tiles import Tile, Tiles
 from megafold.trainer.ops import TriangleMultiplicationWeights
 
@@ -36,8 +36,8 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     if DEVICE == "cpu":
         # Each program costs the interpreter the same, however much it does.
-        monkeypatch.setattr(operator, "tiles", lambda *_: alike(Tile(64, 32, 4, 1)))
-        monkeypatch.setitem(operator._FINISHED, "ROWS", 16)
+        monkeypatch.setattr(launches, "tiles", lambda *_: alike(Tile(64, 32, 4, 1)))
+        monkeypatch.setitem(launches.FINISHED, "ROWS", 8)
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -185,7 +185,7 @@ def test_expanded_and_strided_inputs(outgoing):
 
 
 def test_tiles_of_many_programs(monkeypatch):
-    monkeypatch.setattr(operator, "tiles", lambda *_: alike(Tile(32, 16, 4, 1, 2)))
+    monkeypatch.setattr(launches, "tiles", lambda *_: alike(Tile(32, 16, 4, 1, 2)))
     assert_as_exact_as_eager(make_case((1, 16, 32, 32)))
     assert_as_exact_as_eager(make_case((1, 11, 16, 16), HALF, outgoing=False))
 

@@ -25,22 +25,13 @@ KERNELS = {
 }
 #: Tensors in the dtype of the call; the others are in float32, the mask in bytes.
 NARROW = (
-    "z",
-    "x",
-    "dout",
-    "projection",
-    "gate",
-    "output",
-    "output_gate",
-    "ab",
-    "out",
-    "dx",
-    "dgate",
-    "dab",
-    "dz",
-)
-WIDE = ("norm_weight", "norm_bias", "in_weight", "in_bias", "out_weight", "out_bias", "statistics",
-        "products", "sums", "shares", "dnorm")  # fmt: skip
+    "z", "x", "dout", "ab", "standard", "packed", "closing", "gate_matrix", "out", "dx", "dgate", "dab", "dz",
+    "projection", "gate", "output_gate", "output", "dmatrix",
+)  # fmt: skip
+WIDE = (
+    "offsets", "gate_offsets", "scales", "products", "sums", "shares", "dnorm", "in_weight", "in_bias",
+    "out_weight", "out_bias", "norm_weight", "norm_bias",
+)  # fmt: skip
 
 
 def test_numbers_in_the_interpreter():
@@ -64,7 +55,7 @@ def compiled(target: str, name: str, tile: Tile, dtype: str, channels: int, even
     constants = {
         "Z": channels, "C": channels, "C2": 2 * channels, "ROWS": tile.rows,
         "BLOCK": min(tile.channels, channels), "GATE_BLOCK": min(gate_block, channels), "EVEN": even,
-        "PRECISION": "ieee", "eps": None,
+        "PRECISION": "ieee", "KEEP": True, "eps": None,
     }  # fmt: skip
     constants = {k: v for k, v in constants.items() if k in function.arg_names}
     return compile_for(target, function, pointers, constants, num_warps=tile.warps, num_stages=tile.stages)
@@ -76,8 +67,8 @@ def compiled(target: str, name: str, tile: Tile, dtype: str, channels: int, even
 def test_every_tile_compiles_and_fits(target, name):
     for (_, item_size, channels), chosen in known_tiles(target).items():
         dtype = {2: "bf16", 4: "fp32"}[item_size]
-        if dtype == "fp32" and target == "cuda:90":
-            continue  # its products in full precision take ten seconds each to compile
+        if dtype == "fp32" and target != "hip:gfx942":
+            continue  # they take long to compile; this target is one of the two with the least shared memory
         made = compiled(target, name, getattr(chosen, name), dtype, channels, even=True)
         assert made.metadata.shared <= SHARED_MEMORY[target], (dtype, channels)
 
@@ -88,10 +79,11 @@ def test_odd_lengths_and_sums_compile(target):
     (_, _, channels), chosen = list(known_tiles(target).items())[-1]
     made = compiled(target, "project", chosen.project, "bf16", channels, even=False)
     assert made.metadata.shared <= SHARED_MEMORY[target]
-    pointers = dict.fromkeys(("projection", "gate", "output", "dmatrix"), "*bf16") | dict.fromkeys(
-        WIDE, "*fp32"
-    )
-    compile_for(target, kernel.finish_kernel, pointers, {"WIDTH": 128, "ROWS": 2, "BLOCK": 32})
+    pointers = dict.fromkeys(NARROW, "*bf16") | dict.fromkeys(WIDE, "*fp32")
+    compile_for(target, kernel.prepare_kernel, pointers, {"Z": 128, "C": 128})
+    for packed in (False, True):
+        sizes = {"WIDTH": 128, "ROWS": 2, "BLOCK": 32, "PACKED": packed}
+        compile_for(target, kernel.finish_kernel, pointers, sizes)
     compile_for(target, kernel.sum_shares_kernel, pointers, {"WIDTH": 256, "COLUMNS": 16, "BLOCK": 128})
 
 
