@@ -191,7 +191,8 @@ class _AsymReader:
             )
         sequence = ""
         if mol_type != MolType.LIGAND:
-            sequence = "".join(letter(component, mol_type) for component in components)
+            letters = {component.key: letter(component, mol_type) for component in set(components)}
+            sequence = "".join(letters[component.key] for component in components)
             # The depositors' own sequence knows more than the dictionary where a residue stands for one
             # letter.
             if len(self._entity.canonical) == len(sequence) and self._entity.sequence:

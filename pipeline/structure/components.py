@@ -55,12 +55,12 @@ class ComponentResolver:
 
     def _resolve(self, code: str) -> Component:
         known = self._dictionary.get(code)
-        own = self._parsed.definitions.get(code)
         observed = self._observed.get(code, {})
+        if known is not None and known.heavy.any() and (code in RESTYPES or not observed):
+            self._translate(code, known, observed)
+            return known
+        own = self._parsed.definitions.get(code)
         if known is not None and known.heavy.any():
-            if code in RESTYPES or not observed:
-                self._translate(code, known, observed)
-                return known
             if own is not None and _differ(own, known, observed):
                 self._report.warn(
                     f"component {code}: the file's own definition is used, "

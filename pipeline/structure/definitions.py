@@ -32,28 +32,48 @@ _CATEGORIES: Final = {
 }
 
 
-def read_definitions(blocks: Iterable[Block], structure: Block, report: Report) -> dict[str, Component]:
-    """Components by code that any of a file's blocks defines with bonds; single atoms need none.
+class FileDefinitions:
+    """Components that any of a file's blocks defines with bonds; single atoms need none.
 
     Where the file lists bonds but no atoms, the atoms are those of ``structure``'s ``_atom_site`` rows. A
-    definition that contradicts itself is left out with a warning: the dictionary may have a better one.
+    definition that contradicts itself is left out with a warning: the dictionary may have a better one. Each
+    is read when it is asked for: many files list all standard residues, which nobody asks for.
     """
-    found: dict[str, Component] = {}
-    for block in blocks:
-        tables = {
-            name: {item: column for item in items if (column := block.text(f"{name}.{item}"))}
-            for name, items in _CATEGORIES.items()
-        }
-        rows = {
-            name: _by_code(table.get("id" if name == "_chem_comp" else "comp_id", []))
-            for name, table in tables.items()
-        }
-        for code in dict.fromkeys([*rows["_chem_comp_atom"], *rows["_chem_comp_bond"]]):
+
+    def __init__(self, blocks: Iterable[Block], structure: Block, report: Report) -> None:
+        self._structure = structure
+        self._report = report
+        self._known: dict[str, Component | None] = {}
+        self._tables = [
+            {
+                name: {item: column for item in items if (column := block.text(f"{name}.{item}"))}
+                for name, items in _CATEGORIES.items()
+            }
+            for block in blocks
+        ]
+        self._rows = [
+            {
+                name: _by_code(table.get("id" if name == "_chem_comp" else "comp_id", []))
+                for name, table in tables.items()
+            }
+            for tables in self._tables
+        ]
+
+    def get(self, code: str) -> Component | None:
+        """The file's definition of ``code``, None where it has none that can be used."""
+        if code not in self._known:
+            self._known[code] = self._read(code)
+        return self._known[code]
+
+    def _read(self, code: str) -> Component | None:
+        for tables, rows in zip(self._tables, self._rows, strict=True):
+            if code not in rows["_chem_comp_atom"] and code not in rows["_chem_comp_bond"]:
+                continue
             parts = {name: DefinitionRows(tables[name], rows[name].get(code, [])) for name in _CATEGORIES}
-            component = _component(code, parts, structure, report)
+            component = _component(code, parts, self._structure, self._report)
             if component is not None and (len(component.bonds) or component.heavy.sum() == 1):
-                found.setdefault(code, component)
-    return found
+                return component
+        return None
 
 
 def _by_code(codes: list[str]) -> dict[str, list[int]]:

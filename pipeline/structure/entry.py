@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,6 +157,14 @@ class Report:
             self.warnings.append(message)
 
 
+class Definitions(Protocol):
+    """Component definitions, by code."""
+
+    def get(self, code: str) -> Component | None:
+        """The definition of ``code``, or None."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParsedEntry:
     """A structure file, read.
@@ -173,7 +181,7 @@ class ParsedEntry:
         tells_connections: the file has ``struct_conn`` rows, of whatever type.
         generators, operators: assemblies; operators are [3, 4] matrices by id.
         is_expanded: the file says that its coordinates are an assembly already.
-        definitions: components that the file defines itself, by code.
+        definitions: components that the file defines itself.
     """
 
     title: str | None
@@ -192,4 +200,4 @@ class ParsedEntry:
     generators: list[Generator]
     operators: dict[str, NDArray[np.float64]]
     is_expanded: bool
-    definitions: dict[str, Component]
+    definitions: Definitions

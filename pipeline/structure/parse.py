@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from megafold.pipeline.errors import StructureError
 from megafold.pipeline.structure.atom_sites import read_atom_sites
 from megafold.pipeline.structure.cif import Block, read_cif
-from megafold.pipeline.structure.definitions import read_definitions
+from megafold.pipeline.structure.definitions import FileDefinitions
 from megafold.pipeline.structure.entry import (
     Connection,
     Entity,
@@ -72,7 +72,7 @@ def parse_structure(path: Path, entry: str, report: Report) -> ParsedEntry:
             generators=_generators(block),
             operators=_operators(block),
             is_expanded=bool(block.text("_pdbx_chain_remapping.label_asym_id")),
-            definitions=read_definitions(blocks, block, report),
+            definitions=FileDefinitions(blocks, block, report),
         )
     except (ValueError, OverflowError) as error:
         raise StructureError(
@@ -172,8 +172,8 @@ def _schemes(block: Block) -> dict[str, tuple[SchemePosition, ...]]:
     return {
         asym: tuple(
             SchemePosition(
-                codes=tuple(dict.fromkeys(codes)),
-                auth_seq=int(auth_seq) if re.fullmatch(r"-?\d+", auth_seq) else number,
+                codes=tuple(dict.fromkeys(codes)) if len(codes) > 1 else (codes[0],),
+                auth_seq=int(auth_seq) if auth_seq.removeprefix("-").isdecimal() else number,
                 ins_code=ord(ins_code[0]) if ins_code else 0,
             )
             for number, (codes, auth_seq, ins_code) in sorted(numbered.items())

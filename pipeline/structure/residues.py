@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +11,15 @@ from megafold.pipeline.structure.altloc import choose_letters, mean_occupancies
 from megafold.pipeline.structure.cif import MISSING
 from megafold.pipeline.structure.entry import AtomSites, Report
 
+#: Items that tell residues apart: chain, both numbers, insertion code and component.
+_PLAIN_KEY: Final = 5
+
 
 @dataclass(kw_only=True)
 class SiteResidue:
     """Atoms of one residue: rows of the :class:`AtomSites`, and what identifies it.
 
-    ``label_seq`` and ``auth_seq`` may be :data:`.cif.MISSING`.
+    ``label_seq`` and ``auth_seq`` may be :data:`.cif.MISSING`. ``is_plain``: no alternates, no atom twice.
     """
 
     asym: str
@@ -25,6 +29,7 @@ class SiteResidue:
     is_hetatm: bool
     code: str
     rows: NDArray[np.int64]
+    is_plain: bool = False
 
 
 def group_residues(sites: AtomSites) -> dict[str, list[SiteResidue]]:
@@ -45,11 +50,21 @@ def group_residues(sites: AtomSites) -> dict[str, list[SiteResidue]]:
     for start, end, alternate, key in zip(
         starts.tolist(), ends.tolist(), has_alt.tolist(), keys[starts].tolist(), strict=True
     ):
-        pieces.setdefault(tuple(key[:4]) if alternate else tuple(key), []).append((start, end))
+        # Alternates of one residue may be of several components.
+        pieces.setdefault(tuple(key[:-1]) if alternate else tuple(key), []).append((start, end))
     by_asym: dict[str, list[SiteResidue]] = defaultdict(list)
+    atoms = sites.atom.tolist()
+    every = np.arange(len(sites))
     for key, spans in pieces.items():
         asym = sites.asym_names[key[0]]
-        for rows in _rounds(sites, np.concatenate([np.arange(start, end) for start, end in spans])):
+        (start, end), *further = spans
+        # Most residues are one run of different atoms without alternates, and need no more looking at.
+        is_plain = len(key) == _PLAIN_KEY and not further and len(set(atoms[start:end])) == end - start
+        if is_plain:
+            residues = [every[start:end]]
+        else:
+            residues = _rounds(sites, np.concatenate([every[first:last] for first, last in spans]))
+        for rows in residues:
             by_asym[asym].append(
                 SiteResidue(
                     asym=asym,
@@ -59,6 +74,7 @@ def group_residues(sites: AtomSites) -> dict[str, list[SiteResidue]]:
                     is_hetatm=bool(sites.is_hetatm[rows[0]]),
                     code=sites.comp_names[int(sites.comp[rows[0]])],
                     rows=rows,
+                    is_plain=is_plain,
                 )
             )
     return by_asym
@@ -88,8 +104,9 @@ def choose_conformers(
     Returns the letter taken of each residue, 0 for none.
     """
     alternates: list[dict[int, int]] = []
+    no_alternates = np.empty(0, np.int32)
     for residue in residues:
-        alt = sites.alt[residue.rows]
+        alt = no_alternates if residue.is_plain else sites.alt[residue.rows]
         alternates.append(mean_occupancies(alt, sites.occupancy[residue.rows]) if alt.any() else {})
     follows = [
         is_linear and index > 0 and _are_neighbours(residues[index - 1], residue)
@@ -97,6 +114,8 @@ def choose_conformers(
     ]
     letters = choose_letters(alternates, follows)
     for residue, letter in zip(residues, letters, strict=True):
+        if residue.is_plain:
+            continue
         alt = sites.alt[residue.rows]
         kept = residue.rows[(alt == 0) | (alt == letter)]
         report.remove("alternate_locations", len(residue.rows) - len(kept))
