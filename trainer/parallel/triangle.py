@@ -90,11 +90,20 @@ def _by_operand(ab: Tensor, outgoing: bool, peers: Peers) -> Tensor:
     return x.movedim(1, -1)
 
 
-def triangle_attention(layer: TriangleAttention, z: Tensor, mask: Tensor, peers: Peers) -> Tensor:
+def triangle_attention(
+    layer: TriangleAttention,
+    z: Tensor,
+    mask: Tensor,
+    peers: Peers,
+    keep: Tensor | None = None,
+    *,
+    residual: bool = False,
+) -> Tensor:
     """[B, R, N, C_z] → [B, R, N, C_z]: attention within each row.
 
     For the ending node give rows of the transposed matrix. The bias is on its way to the other ranks while
-    queries, keys, values and gates are computed.
+    queries, keys, values and gates are computed. ``keep``: dropout's factors, broadcast against ``z``;
+    ``residual``: add ``z``.
     """
     norm = layer.norm
     bias = ops.layernorm_linear(z, norm.weight, norm.bias, layer.linear_bias.weight)
@@ -107,8 +116,13 @@ def triangle_attention(layer: TriangleAttention, z: Tensor, mask: Tensor, peers:
     q, k, v = qkv.unflatten(-1, (3, layer.n_head, -1)).permute(3, 0, 1, 4, 2, 5)
     # Wide, so that the ranks' parts of its gradient are not rounded before they are summed.
     o = ops.evoattention(q, k, v, wide(join(gathering.wait(), 2)), mask)
-    out: Tensor = layer.linear_out(torch.sigmoid(gate) * o.transpose(2, 3).flatten(-2))
-    return out
+    return ops.gated_output(
+        o.transpose(2, 3).flatten(-2),
+        gate,
+        layer.linear_out.weight,
+        keep=keep,
+        residual=z if residual else None,
+    )
 
 
 def pair_update(block: PairUpdate, z: Tensor, pair_mask: Tensor, shards: Shards) -> Tensor:
@@ -120,8 +134,9 @@ def pair_update(block: PairUpdate, z: Tensor, pair_mask: Tensor, shards: Shards)
     for multiplication in (block.multiplication_outgoing, block.multiplication_incoming):
         update = triangle_multiplication(multiplication, z, pair_mask, peers)
         z = z + dropped(update, shared_dropout(block.dropout_row, z, shards))
-    update = triangle_attention(block.attention_starting, z, pair_mask, peers)
-    z = transpose(z + dropped(update, shared_dropout(block.dropout_row, z, shards)), peers, TO_COLUMNS)
-    update = triangle_attention(block.attention_ending, z, pair_mask, peers)
-    z = z + dropped(update, shared_dropout(block.dropout_column, z, shards))
+    keep = shared_dropout(block.dropout_row, z, shards)
+    z = triangle_attention(block.attention_starting, z, pair_mask, peers, keep, residual=True)
+    z = transpose(z, peers, TO_COLUMNS)
+    keep = shared_dropout(block.dropout_column, z, shards)
+    z = triangle_attention(block.attention_ending, z, pair_mask, peers, keep, residual=True)
     return transpose(z + block.transition(z), peers, TO_ROWS)

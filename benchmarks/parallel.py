@@ -1,0 +1,327 @@
+"""Two blocks of the Pairformer shared by GPUs, against one GPU: right, how fast, how much memory.
+
+    torchrun --nproc-per-node 2 benchmarks/parallel.py --json parallel.json
+    torchrun --nproc-per-node 2 benchmarks/parallel.py --device cpu --lengths 32 --check-length 24
+
+c_z 128, c_s 384, batch 1, dropout on, blocks recomputed in the backward pass. First the shared blocks are
+compared with the serial ones on every rank, in float32 and bfloat16: outputs, gradients of inputs and
+parameters. Then one rank alone and all together are timed: median milliseconds of a forward and backward
+pass, the same without any transfer (what stays is computation, the difference is exposed communication),
+bytes that a rank sends, and the memory at its peak beyond the inputs. Last, the bandwidth of collectives.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megafold.trainer import ops
+from megafold.trainer.model.config import PairformerConfig
+from megafold.trainer.model.pairformer import PairformerStack
+from megafold.trainer.parallel import collectives
+from megafold.trainer.parallel.mesh import ParallelMesh, Peers
+from megafold.trainer.parallel.pairformer import pairformer
+from megafold.trainer.parallel.shards import Shards, pad_tokens
+
+C_S, C_Z, N_BLOCKS = 384, 128, 2
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Row:
+    """Forward and backward of the blocks; per block what is counted."""
+
+    ranks: int
+    length: int
+    milliseconds: float
+    without_transfers_ms: float
+    sent_mib_per_block: float
+    peak_gib: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    device: torch.device
+    backend: str
+    precision: torch.dtype
+    peers: Peers
+
+
+def network(device: torch.device) -> PairformerStack:
+    torch.manual_seed(0)
+    stack = PairformerStack(C_S, C_Z, N_BLOCKS, PairformerConfig(), recompute=True)
+    with torch.no_grad():  # layers that start at zero would leave the others without gradients
+        for parameter in stack.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+    return stack.to(device).train()
+
+
+def whole_inputs(n: int, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
+    """s, z and the mask of a sample, some of whose tokens are absent; equal on all ranks."""
+    generator = torch.Generator().manual_seed(n)
+    s = torch.randn(1, n, C_S, generator=generator).to(setting.device)
+    z = torch.randn(1, n, n, C_Z, generator=generator).to(setting.device, setting.precision)
+    mask = torch.rand(1, n, generator=generator).to(setting.device) > 0.05
+    return s, z, mask
+
+
+def own_inputs(n: int, setting: Setting, shards: Shards) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """s, this rank's rows of z, and the masks."""
+    s, z, mask = whole_inputs(n, setting)
+    z = pad_tokens(pad_tokens(z, 1, shards.n_padded), 2, shards.n_padded)[:, shards.rows].clone()
+    mask = pad_tokens(mask, 1, shards.n_padded)
+    return (
+        pad_tokens(s, 1, shards.n_padded).requires_grad_(),
+        z.requires_grad_(),
+        mask,
+        shards.pair_mask(mask),
+    )
+
+
+def autocast(setting: Setting) -> torch.autocast:
+    enabled = setting.precision == torch.bfloat16
+    return torch.autocast(setting.device.type, torch.bfloat16, enabled=enabled)
+
+
+def run(
+    stack: PairformerStack, inputs: tuple[Tensor, ...], setting: Setting, shards: Shards
+) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)  # dropout
+    with autocast(setting), ops.use_backend(setting.backend):
+        s, z, mask, pair_mask = inputs
+        if setting.peers.size == 1:
+            alone: tuple[Tensor, Tensor] = stack(s, z, mask, pair_mask)
+            return alone
+        return pairformer(stack, s, z, mask, pair_mask, shards)
+
+
+def serial(stack: PairformerStack, n: int, setting: Setting) -> dict[str, Tensor]:
+    """Outputs and gradients of the serial blocks."""
+    s, z, mask = whole_inputs(n, setting)
+    s.requires_grad_()
+    z.requires_grad_()
+    pair_mask = mask[:, :, None] & mask[:, None]
+    torch.manual_seed(1)
+    enabled = setting.precision == torch.bfloat16
+    with (
+        torch.autocast(setting.device.type, torch.bfloat16, enabled=enabled),
+        ops.use_backend(setting.backend),
+    ):
+        s_out, z_out = stack(s, z, mask, pair_mask)
+    (projection(s_out).sum() + projection(z_out).sum()).backward()
+    found = {"s": s_out, "z": z_out, "ds": s.grad, "dz": z.grad}
+    found |= {name: parameter.grad for name, parameter in stack.named_parameters()}
+    stack.zero_grad()
+    return {name: value.detach().double() for name, value in found.items() if value is not None}
+
+
+def projection(x: Tensor) -> Tensor:
+    """Something whose gradient is not the same everywhere."""
+    return torch.cos(x.float())
+
+
+def shared(stack: PairformerStack, n: int, setting: Setting) -> dict[str, Tensor]:
+    """The same from the shared blocks: rows are gathered, gradients of parameters summed."""
+    peers, shards = setting.peers, Shards(setting.peers, n)
+    inputs = own_inputs(n, setting, shards)
+    s_out, z_out = run(stack, inputs, setting, shards)
+    real = min(shards.size, max(0, n - shards.rows.start))
+    # s is the same on all ranks: each counts a share of what comes from it.
+    own = projection(s_out[:, :n]).sum() / peers.size + projection(z_out[:, :real, :n]).sum()
+    own.backward()
+    assert inputs[0].grad is not None
+    assert inputs[1].grad is not None
+    found = {"s": s_out[:, :n].detach().double(), "ds": peers.size * inputs[0].grad[:, :n].double()}
+    for name, rows in (("z", z_out), ("dz", inputs[1].grad)):
+        pieces = [torch.empty_like(rows) for _ in range(peers.size)]
+        dist.all_gather(pieces, rows.detach().contiguous(), group=peers.group)
+        found[name] = torch.cat(pieces, 1)[:, :n, :n].double()
+    for name, parameter in stack.named_parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad.double()
+            dist.all_reduce(gradient, group=peers.group)
+            found[name] = gradient
+    stack.zero_grad()
+    return found
+
+
+def check(n: int, setting: Setting) -> None:
+    """Print how far the shared blocks are from the serial ones, beside how far bfloat16 is from float32."""
+    stack = network(setting.device)
+    exact = serial(stack, n, replace(setting, precision=torch.float32))
+    for precision in (torch.float32, torch.bfloat16):
+        now = replace(setting, precision=precision)
+        reference, found = serial(stack, n, now), shared(stack, n, now)
+        assert reference.keys() == found.keys(), reference.keys() ^ found.keys()
+        off, rounding = distances(found, reference), distances(reference, exact)
+        name = max(off, key=lambda key: off[key])
+        say(
+            f"{precision!s:15s} N = {n}, P = {setting.peers.size}: shared against serial at most "
+            f"{off[name]:.1e} ({name}); serial against float32 at most {max(rounding.values()):.1e}"
+        )
+        limit = 1e-3 if precision == torch.float32 else max(0.05, 2 * max(rounding.values()))
+        assert off[name] < limit, f"{name} is off by {off[name]}, more than {limit}"
+
+
+def distances(values: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Norms of the differences relative to those of the expected.
+
+    Some gradients are 0 but for rounding (a constant added to logits changes no softmax): none is taken to
+    be less than a thousandth of the largest of a parameter.
+    """
+    least = 1e-3 * max(float(x.norm()) for name, x in expected.items() if "." in name)
+    off = {}
+    for name, x in expected.items():
+        scale = float(x.norm())
+        off[name] = float((values[name] - x).norm()) / (max(least, scale) if "." in name else scale)
+    return off
+
+
+@contextlib.contextmanager
+def without_transfers() -> Iterator[None]:
+    """Collectives return at once: what a rank would do if the network were infinitely fast."""
+
+    class Done:
+        def wait(self) -> None:
+            pass
+
+    def nothing(*_: Any, **__: Any) -> Done:
+        return Done()
+
+    gathers = collectives._gather_into, collectives._reduce_scatter_into
+    before = dist.all_to_all_single, dist.all_reduce
+    dist.all_to_all_single = dist.all_reduce = nothing
+    collectives._gather_into = collectives._reduce_scatter_into = nothing
+    try:
+        yield
+    finally:
+        dist.all_to_all_single, dist.all_reduce = before
+        collectives._gather_into, collectives._reduce_scatter_into = gathers
+
+
+def median_ms(function: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    def once() -> float:
+        synchronize(device)
+        began = time.perf_counter()
+        function()
+        synchronize(device)
+        return 1e3 * (time.perf_counter() - began)
+
+    once()
+    return statistics.median(once() for _ in range(repeats))
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(n: int, setting: Setting, repeats: int) -> Row:
+    stack, shards = network(setting.device), Shards(setting.peers, n)
+    inputs = own_inputs(n, setting, shards)
+    gradients = [torch.randn_like(x) for x in run(stack, inputs, setting, shards)]
+
+    def step() -> None:
+        for tensor in (inputs[0], inputs[1], *stack.parameters()):
+            tensor.grad = None
+        torch.autograd.backward(run(stack, inputs, setting, shards), gradients)
+
+    with collectives.record_traffic() as records:
+        step()
+    synchronize(setting.device)
+    peak = float("nan")
+    if setting.device.type == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        peak = (torch.cuda.max_memory_allocated() - before) / GIB
+    milliseconds = median_ms(step, setting.device, repeats)
+    with without_transfers():
+        alone = median_ms(step, setting.device, repeats)
+    sent = sum(record.sent for record in records) / N_BLOCKS / 2**20
+    return Row(setting.peers.size, n, milliseconds, alone, sent, peak)
+
+
+def bandwidths(setting: Setting, repeats: int) -> dict[str, float]:
+    """GB/s that a rank sends, of buffers of 64 MiB."""
+    peers = setting.peers
+    x = torch.ones(peers.size, 2**24 // peers.size, device=setting.device)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_to_all": lambda: collectives.all_to_all(x, peers, "bandwidth"),
+        "all_gather": lambda: collectives.all_gather(x[0], peers, "bandwidth"),
+    }
+    sent = x.numel() * x.element_size() * (peers.size - 1) / peers.size
+    return {name: sent / median_ms(call, setting.device, repeats) / 1e6 for name, call in calls.items()}
+
+
+def say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 768, 1024])
+    parser.add_argument("--check-length", type=int, default=131)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--backend", help="of operators; default triton on a GPU, eager on a CPU")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    peers = ParallelMesh.create(device, dist.get_world_size()).sp
+    backend = arguments.backend or ("triton" if device.type == "cuda" else "eager")
+    setting = Setting(device, backend, torch.bfloat16, peers)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    say(f"{peers.size} x {name}, torch {torch.__version__}, back end {backend}")
+    check(arguments.check_length, setting)
+    rows = []
+    say("ranks  length       ms  without transfers  sent MiB/block  peak GiB")
+    for n in arguments.lengths:
+        for ranks in (1, peers.size):
+            if ranks == 1 and peers.rank > 0:
+                dist.barrier()
+                continue
+            now = replace(setting, peers=Peers()) if ranks == 1 else setting
+            row = measure(n, now, arguments.repeats)
+            rows.append(row)
+            say(
+                f"{row.ranks:5d}  {row.length:6d}  {row.milliseconds:7.1f}  {row.without_transfers_ms:17.1f}"
+                f"  {row.sent_mib_per_block:14.1f}  {row.peak_gib:8.2f}"
+            )
+            if ranks == 1:
+                dist.barrier()
+    speeds = bandwidths(setting, arguments.repeats)
+    say("GB/s that a rank sends: " + ", ".join(f"{key} {value:.1f}" for key, value in speeds.items()))
+    if arguments.json and dist.get_rank() == 0:
+        result = {"device": name, "torch": torch.__version__, "backend": backend, "bandwidth_gb_s": speeds}
+        arguments.json.write_text(
+            json.dumps(result | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
