@@ -207,8 +207,8 @@ def _decode_rows(
         _raise_bad_character(records, first, last, alphabet)
     starts = np.concatenate(([0], ends[:-1] + 1))
     inserted = np.flatnonzero(text == INSERTION)
-    row = np.searchsorted(ends, inserted)
-    n_inserted = np.bincount(row, minlength=n_row)
+    n_inserted = np.diff(np.searchsorted(inserted, ends), prepend=0)
+    row = np.repeat(np.arange(n_row), n_inserted)
     n_aligned = ends - starts - n_inserted
     if (n_aligned != width).any():
         bad = int(np.flatnonzero(n_aligned != width)[0])

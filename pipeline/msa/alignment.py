@@ -31,13 +31,14 @@ class Insertions:
             none = np.empty(0, np.int32)
             return cls(row=none, column=none, count=none)
         key = row.astype(np.int64) << 32 | column.astype(np.int64)
-        order = np.argsort(key, kind="stable")
-        key = key[order]
+        if (key[1:] < key[:-1]).any():
+            order = np.argsort(key, kind="stable")
+            key, count = key[order], None if count is None else count[order]
         first = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
         if count is None:
             total = np.diff(np.append(first, len(key)))
         else:
-            total = np.add.reduceat(count.astype(np.int64)[order], first)
+            total = np.add.reduceat(count.astype(np.int64), first)
         key = key[first]
         return cls(
             row=(key >> 32).astype(np.int32),
