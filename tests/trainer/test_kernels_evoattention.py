@@ -58,7 +58,7 @@ def compiled(target: str, name: str, tile: Tile, dtype: str, channels: int, even
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_tile_compiles_and_fits(target, name):
-    for (_, item_size, padded), chosen in known_tiles(target).items():
+    for item_size, padded, chosen in known_tiles(target):
         dtype = {2: "bf16", 4: "fp32"}[item_size]
         if dtype == "fp32" and target == "cuda:90":
             continue  # its products in full precision take ten seconds each to compile

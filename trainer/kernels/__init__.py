@@ -2,6 +2,7 @@
 
 from megafold.trainer.kernels.adaln import operator as adaln_operator
 from megafold.trainer.kernels.evoattention import operator as evoattention_operator
+from megafold.trainer.kernels.gated_output import operator as gated_output_operator
 from megafold.trainer.kernels.layernorm import operator as layernorm_operator
 from megafold.trainer.kernels.layernorm_linear import operator as layernorm_linear_operator
 from megafold.trainer.kernels.transition import operator as transition_operator
@@ -12,6 +13,7 @@ __all__ = [
     "adaln_operator",
     "evoattention_operator",
     "layernorm_linear_operator",
+    "gated_output_operator",
     "layernorm_operator",
     "transition_operator",
     "triangle_attention_operator",

@@ -6,6 +6,7 @@ its conditioning; z [B, N, N, C_z], or [B, W, Q, K, C_z] over W windows of Q que
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megafold.trainer import ops
@@ -76,18 +77,26 @@ class AttentionPairBias(nn.Module):
         self, a: Tensor, s: Tensor | None, z: Tensor, mask: Tensor, windows: AtomWindows | None = None
     ) -> Tensor:
         """[B, S, N, C_a] → [B, S, N, C_a], without the residual."""
-        a = self.norm(a) if s is None else self.norm(a, s)
-        q = self.linear_q(a)
-        k, v = self.linear_kv(a).chunk(2, dim=-1)
+        q, k, v, gate = self._projections(a, s).chunk(4, dim=-1)
         bias = self.bias(z)
         if windows is None:
             o = self._dense(q, k, v, bias, mask)
         else:
             o = self._windowed(q, k, v, bias, mask, windows)
-        out: Tensor = self.linear_out(torch.sigmoid(self.linear_gate(a)) * o)
+        out = ops.gated_output(o, gate, self.linear_out.weight)
         if self.gate is not None:
             out = self.gate(out, s)
         return out
+
+    def _projections(self, a: Tensor, s: Tensor | None) -> Tensor:
+        """q, k, v and gate [B, S, N, 4·C_a]: one product instead of three."""
+        weight = torch.cat([self.linear_q.weight, self.linear_kv.weight, self.linear_gate.weight])
+        # Queries alone have an offset.
+        offset = F.pad(self.linear_q.bias, (0, len(weight) - len(self.linear_q.bias)))
+        if s is not None:
+            return F.linear(self.norm(a, s), weight, offset)
+        assert isinstance(self.norm, LayerNorm)
+        return ops.layernorm_linear(a, self.norm.weight, self.norm.bias, weight, offset)
 
     def _heads(self, x: Tensor) -> Tensor:
         """[..., N, H·D] → [..., H, N, D]."""

@@ -270,7 +270,7 @@ def key_gradient(
 
 @lru_cache(_REMEMBERED)
 def _plan_key(shapes: _Shapes) -> Launch:
-    b, r, h, i, _ = shapes.q
+    b, r, h, *_ = shapes.q
     tile = shapes.tiles().key
     return Launch(
         kernel.key_gradient_kernel,

@@ -1,15 +1,12 @@
-"""Tile sizes of the kernels, by architecture, dtype, channels and length: found by measuring, kept as data.
+"""Tile sizes of the kernels, by architecture, dtype, channels and length: a table's, or safe ones."""
 
-Lengths fall into buckets, so that no length of its own is ever compiled for. An architecture that is not in
-the table gets tiles that fit everywhere.
-"""
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 import torch
+
+from megafold.trainer.kernels.tables import table
 
 
 @dataclass(frozen=True)
@@ -52,26 +49,11 @@ _SAFE: Final = _alike(Tile(32, 32, 1, 4, 1))
 #: The same for 2 bytes and up to 64 channels.
 _SAFE_HALF: Final = _alike(Tile(64, 32, 1, 4, 2))
 _SMALL: Final = _alike(Tile(16, 16, 1, 4, 1))
-#: (architecture, bytes of the dtype, padded channels) → tiles.
-_TABLE: Final = {
-    ("cuda:90", 2, 32): Tiles(
-        forward=Tile(64, 64, 2, 4, 3),
-        query=Tile(64, 64, 1, 4, 3),
-        query_bias=Tile(64, 32, 2, 4, 3, 152),
-        key=Tile(64, 64, 1, 4, 3, 152),
-        bias=Tile(64, 64, 1, 4, 3),
-    ),
-    ("cuda:90", 2, 64): Tiles(
-        forward=Tile(64, 64, 1, 4, 3),
-        query=Tile(64, 64, 1, 4, 2),
-        query_bias=Tile(64, 32, 1, 4, 3, 168),
-        key=Tile(64, 64, 1, 4, 2),
-        bias=Tile(64, 64, 1, 4, 2),
-    ),
-}
-#: Up to this length the small tiles, below the other the safe ones: larger ones would mostly hold padding.
+#: Up to this length the small tiles: larger ones would mostly hold padding.
 _SHORT: Final = 16
-_MEDIUM: Final = 64
+#: The name in the tables.
+FAMILY: Final = "evoattention"
+_DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
 _HALF_CHANNELS: Final = 64
 
 
@@ -90,11 +72,17 @@ def tiles(target: str, dtype: torch.dtype, padded: int, length: int) -> Tiles:
     """Tiles for inputs of ``dtype`` with ``padded`` channels; ``length`` is the larger of I and J."""
     if length <= _SHORT:
         return _SMALL
-    found = _TABLE.get((target, dtype.itemsize, padded)) if length >= _MEDIUM else None
-    return found or (_SAFE_HALF if dtype.itemsize == 2 and padded <= _HALF_CHANNELS else _SAFE)
+    found = table(target).find(FAMILY, dtype.itemsize, padded, length)
+    if found is not None:
+        return Tiles(**{role: Tile(**tile) for role, tile in found.items()})
+    return _SAFE_HALF if dtype.itemsize == 2 and padded <= _HALF_CHANNELS else _SAFE
 
 
-def known_tiles(target: str) -> Mapping[tuple[str, int, int], Tiles]:
-    """All that :func:`tiles` may give on an architecture, with what it is for."""
-    fallback = {("any", 2, _HALF_CHANNELS): _SAFE_HALF, ("any", 2, 128): _SAFE, ("any", 4, 128): _SAFE}
-    return fallback | {key: found for key, found in _TABLE.items() if key[0] == target}
+def known_tiles(target: str) -> list[tuple[int, int, Tiles]]:
+    """All that :func:`tiles` may give on an architecture: bytes of the dtype, padded channels, tiles."""
+    fallback = [(2, _HALF_CHANNELS, _SAFE_HALF), (2, 128, _SAFE), (4, 128, _SAFE)]
+    entries = table(target).kernels.get(FAMILY, [])
+    return fallback + [
+        (entry.bytes, entry.channels, tiles(target, _DTYPES[entry.bytes], entry.channels, entry.length))
+        for entry in entries
+    ]

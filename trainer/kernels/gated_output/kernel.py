@@ -55,13 +55,14 @@ def forward_kernel(
 @triton.jit
 def backward_kernel(
     dout, x, gate, weight, keep, dx, dgate, parts, B, R, N,
-    x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, m_b, m_r, m_n, o_b, o_r, o_n,
-    H: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
+    x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, y_b, y_r, y_h, y_n, w_b, w_r, w_h, w_n, m_b, m_r, m_n,
+    o_b, o_r, o_n, H: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
     BM: tl.constexpr, PRECISION: tl.constexpr, HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
-    """dX and dGate, laid out as ``x`` and ``gate``; the sums for dW are kept in registers over many tiles.
+    """dX and dGate; the sums for dW are kept in registers over many tiles.
 
-    parts: [programs, C, K] float32, one sum of dW for each program; the caller adds them in their order.
+    Strides: ``y_*`` of dX, ``w_*`` of dGate, ``o_*`` of ``dout``. parts: [programs, C, K] float32, one sum of
+    dW for each program; the caller adds them in their order.
     """
     tiles = tl.cdiv(N, BM)
     n, k, c = tl.arange(0, BM), tl.arange(0, KP), tl.arange(0, CP)
@@ -88,7 +89,9 @@ def backward_kernel(
         u = g * x_tile
         dw = tl.dot(tl.trans(dy), u.to(w.dtype), dw, input_precision=PRECISION)
         du = tl.dot(dy, w, input_precision=PRECISION)
-        tl.store(dx + x_place, (du * g).to(dx.dtype.element_ty), mask=present)
-        tl.store(dgate + g_place, (du * u * (1.0 - g)).to(dgate.dtype.element_ty), mask=present)
+        y_place = b * y_b + r * y_r + start * y_n + (n[:, None] * y_n + ((k // D) * y_h + k % D)[None, :])
+        tl.store(dx + y_place, (du * g).to(dx.dtype.element_ty), mask=present)
+        w_place = b * w_b + r * w_r + start * w_n + (n[:, None] * w_n + ((k // D) * w_h + k % D)[None, :])
+        tl.store(dgate + w_place, (du * u * (1.0 - g)).to(dgate.dtype.element_ty), mask=present)
     place = tl.program_id(0).to(tl.int64) * (C * H * D) + c[:, None] * (H * D) + k[None, :]
     tl.store(parts + place, dw, mask=whole)

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from megafold.trainer.kernels.evoattention.launches import precision
+from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.gated_output import kernel
+from megafold.trainer.kernels.gated_output.tiles import Tile, tile_of
 from megafold.trainer.kernels.launch import Launcher, blocks
 
 #: Widest input and output that a program holds.
 WIDEST: Final = 256
-#: Programs of the backward: each keeps a sum of the weight's gradient, and all of them run at once.
-_PROGRAMS: Final = 264
+#: The name in the tables.
+FAMILY: Final = "gated_output"
 
 _launch_forward = Launcher(kernel.forward_kernel)
 _launch_backward = Launcher(kernel.backward_kernel)
@@ -55,11 +57,9 @@ def _sizes(layout: Layout, weight: Tensor, tile: int) -> dict[str, Any]:
     }
 
 
-def _options(weight: Tensor) -> tuple[int, dict[str, int]]:
-    """Positions of a tile, and how its programs run."""
-    if weight.dtype == torch.float32 or max(weight.shape) > 128:
-        return 16, {"num_warps": 4, "num_stages": 1}
-    return 64, {"num_warps": 8 if max(weight.shape) > 64 else 4, "num_stages": 2}
+def _tile(layout: Layout, weight: Tensor, role: str) -> Tile:
+    widest = _power_of_two(max(weight.shape))
+    return tile_of(FAMILY, role, architecture(layout.heads.device), weight.dtype, widest)
 
 
 def gate_and_project(
@@ -71,36 +71,37 @@ def gate_and_project(
     None; ``weight`` [C, H·D] in the dtype of the product.
     """
     b, r, _, n, _ = layout.heads.shape
-    tile, options = _options(weight)
-    tile = min(tile, 128)
+    tile = _tile(layout, weight, "forward")
     _launch_forward(
-        b * r * blocks(n, tile),
+        b * r * blocks(n, tile.rows),
         (layout.heads, layout.gate, weight, out if residual is None else residual,
          out if keep is None else keep, out),
         (r, n, *_inner(layout.heads), *_inner(layout.gate), *_strides(residual, 3), *_strides(keep, 3),
          *_strides(out, 3)),
-        _sizes(layout, weight, tile) | {"HAS_RESIDUAL": residual is not None, "HAS_KEEP": keep is not None},
-        options,
+        _sizes(layout, weight, tile.rows)
+        | {"HAS_RESIDUAL": residual is not None, "HAS_KEEP": keep is not None},
+        tile.options(),
     )  # fmt: skip
 
 
 def gated_gradients(
     grad: Tensor, layout: Layout, weight: Tensor, keep: Tensor | None, dx: Tensor, dgate: Tensor
 ) -> Tensor:
-    """Fills ``dx`` and ``dgate``, laid out as input and gate; returns dW [C, H·D] in float32.
+    """Fills ``dx`` and ``dgate`` [B, R, H, N, D]; returns dW [C, H·D] in float32.
 
     ``grad`` [B, R, N, C].
     """
     b, r, h, n, d = layout.heads.shape
-    tile, options = _options(weight)
-    programs = min(_PROGRAMS, b * r * blocks(n, tile))
+    tile = _tile(layout, weight, "backward")
+    programs = min(tile.programs, b * r * blocks(n, tile.rows))
     parts = torch.empty((programs, weight.shape[0], h * d), dtype=torch.float32, device=grad.device)
     _launch_backward(
         programs,
         (grad, layout.heads, layout.gate, weight, grad if keep is None else keep, dx, dgate, parts),
-        (b, r, n, *_inner(layout.heads), *_inner(layout.gate), *_strides(keep, 3), *_strides(grad, 3)),
-        _sizes(layout, weight, tile) | {"HAS_KEEP": keep is not None},
-        options,
+        (b, r, n, *_inner(layout.heads), *_inner(layout.gate), *_inner(dx), *_inner(dgate),
+         *_strides(keep, 3), *_strides(grad, 3)),
+        _sizes(layout, weight, tile.rows) | {"HAS_KEEP": keep is not None},
+        tile.options(),
     )  # fmt: skip
     return parts.sum(0)
 

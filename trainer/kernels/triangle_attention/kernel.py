@@ -46,7 +46,7 @@ def project_kernel(
 ):  # fmt: skip
     """One program: BM positions of one row, all projections. ``part``: elements between q and k."""
     HD: tl.constexpr = H * D
-    tiles = JP // BM
+    tiles = tl.cdiv(N, BM)
     pid = tl.program_id(0)
     first, row = (pid % tiles) * BM, pid // tiles
     b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
@@ -90,6 +90,10 @@ def project_kernel(
     y = tl.where(inside[:, None], y, float("-inf")).to(bias.dtype.element_ty)
     line = bias + ((b * H + head.to(tl.int64)) * R + r) * JP + first
     tl.store(line[None, :] + n[:, None], y, mask=(head < H)[None, :] & (n < JP - first)[:, None])
+    if first + BM >= N:
+        nothing = tl.full([BM, HP], float("-inf"), bias.dtype.element_ty)
+        for start in range(BM, JP - first, BM):
+            tl.store(line[None, :] + (n + start)[:, None], nothing, mask=(head < H)[None, :])
 
 
 @triton.jit

@@ -7,15 +7,16 @@ import torch
 from torch import Tensor
 
 from megafold.trainer.kernels.evoattention.launches import LIMIT, UNIT, padded, precision
+from megafold.trainer.kernels.evoattention.tiles import architecture
+from megafold.trainer.kernels.gated_output.tiles import Tile, tile_of
 from megafold.trainer.kernels.launch import Launcher, blocks
 from megafold.trainer.kernels.triangle_attention import kernel
 from megafold.trainer.ops.normalization import EPS
 
 #: Widest z and widest q that a program holds.
 WIDEST: Final = 256
-#: Programs of the input's gradient and shares of the weights': enough for the largest GPU, all at once.
-_PROGRAMS: Final = 264
-_SPLITS: Final = 66
+#: The name in the tables.
+FAMILY: Final = "triangle_attention"
 _PACK: Final = 1024
 
 _launch_pack = Launcher(kernel.pack_kernel)
@@ -77,8 +78,8 @@ def _constants(sizes: Sizes) -> dict[str, Any]:
     return {"C": sizes.c, "CP": _power_of_two(sizes.c), "H": sizes.h, "D": sizes.d}
 
 
-def _wide(z: Tensor, weight: Tensor) -> bool:
-    return weight.dtype == torch.float32 or z.shape[-1] > 128
+def _tile(z: Tensor, weight: Tensor, role: str) -> Tile:
+    return tile_of(FAMILY, role, architecture(z.device), weight.dtype, _power_of_two(z.shape[-1]))
 
 
 def project(z: Tensor, norm: Norm, weight: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -90,20 +91,16 @@ def project(z: Tensor, norm: Norm, weight: Tensor, sizes: Sizes) -> tuple[Tensor
     jp = padded(n)
     projected = torch.empty((4, b, r, sizes.h, n, sizes.d), dtype=weight.dtype, device=z.device)
     bias = torch.empty((b, sizes.h, r, jp), dtype=weight.dtype, device=z.device)
-    tile, columns, options = (32, 32, _SMALL) if _wide(z, weight) else (128, 64, _LARGE)
+    tile = _tile(z, weight, "project")
     _launch_project(
-        b * r * (jp // tile),
+        b * r * blocks(n, tile.rows),
         (z, *norm, weight, projected, bias),
         (r, n, jp, *z.stride()[:3], projected.stride(0)),
-        _constants(sizes) | {"HP": sizes.hp, "BM": tile, "BN": columns, "SCALE": UNIT[weight.dtype],
+        _constants(sizes) | {"HP": sizes.hp, "BM": tile.rows, "BN": tile.columns, "SCALE": UNIT[weight.dtype],
          "LIMIT": LIMIT[weight.dtype], "EPS": EPS, "PRECISION": precision(weight.dtype)},
-        options,
+        tile.options(),
     )  # fmt: skip
     return projected, bias
-
-
-_SMALL: Final = {"num_warps": 4, "num_stages": 1}
-_LARGE: Final = {"num_warps": 8, "num_stages": 2}
 
 
 def input_gradient(
@@ -116,17 +113,17 @@ def input_gradient(
         [HP + 2, C] float32: gradients of the bias layer's weight, the norm's weight and its offset.
     """
     b, r, n, _ = z.shape
-    tile, columns, options = (16, 32, _SMALL) if _wide(z, weight) else (64, 64, _LARGE)
-    programs = min(_PROGRAMS, b * r * blocks(n, tile))
+    tile = _tile(z, weight, "input_gradient")
+    programs = min(tile.programs, b * r * blocks(n, tile.rows))
     parts = torch.empty((programs, sizes.hp + 2, sizes.c), dtype=torch.float32, device=z.device)
     _launch_input_gradient(
         programs,
         (dprojected, dbias, dz if residual is None else residual, z, *norm, weight, dz, parts),
         (b, r, n, dbias.shape[-1], *z.stride()[:3], *dz.stride()[:3], *_strides(residual),
          dprojected.stride(0)),
-        _constants(sizes) | {"HP": sizes.hp, "BM": tile, "BN": columns, "EPS": EPS,
+        _constants(sizes) | {"HP": sizes.hp, "BM": tile.rows, "BN": tile.columns, "EPS": EPS,
          "PRECISION": precision(weight.dtype), "HAS_RESIDUAL": residual is not None},
-        options,
+        tile.options(),
     )  # fmt: skip
     return parts.sum(0)
 
@@ -138,14 +135,15 @@ def _strides(x: Tensor | None) -> Sequence[int]:
 def weight_gradient(dprojected: Tensor, z: Tensor, norm: Norm, sizes: Sizes) -> Tensor:
     """Gradient [4·HD, C] float32 of the weights of q, k, v and gate."""
     b, r, n, _ = z.shape
-    tile, columns, options = (16, 32, _SMALL) if _wide(z, dprojected) else (64, 128, _LARGE)
-    splits = min(_SPLITS, b * r * blocks(n, tile))
+    tile = _tile(z, dprojected, "weight_gradient")
+    splits = min(tile.programs, b * r * blocks(n, tile.rows))
     parts = torch.empty((splits, 4 * sizes.hd, sizes.c), dtype=torch.float32, device=z.device)
     _launch_weight_gradient(
-        splits * blocks(4 * sizes.hd, columns),
+        splits * blocks(4 * sizes.hd, tile.columns),
         (dprojected, z, *norm, parts),
         (b, r, n, splits, *z.stride()[:3], dprojected.stride(0)),
-        _constants(sizes) | {"BM": tile, "BN": columns, "EPS": EPS, "PRECISION": precision(dprojected.dtype)},
-        options,
+        _constants(sizes)
+        | {"BM": tile.rows, "BN": tile.columns, "EPS": EPS, "PRECISION": precision(dprojected.dtype)},
+        tile.options(),
     )
     return parts.sum(0)

@@ -1,0 +1,82 @@
+"""Checks of the gated output; ``test_kernels_triangle_attention.py`` runs them in the interpreter.
+
+On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_gated_output.py``.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+
+from megafold.trainer import ops
+from megafold.trainer.kernels.gated_output import operator
+
+DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
+# The interpreter's bfloat16 dot is wrong.
+HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16
+NAMES = ("out", "x", "gate", "weight")
+if DEVICE == "cuda" and not torch.cuda.is_available():
+    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """``torch.empty`` gives NaN: whatever a kernel leaves unwritten shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def make_inputs(rows: int, c: int, c_out: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x and gate are halves of one projection, as in the model."""
+    torch.manual_seed(0)
+    x, gate = torch.randn(2, rows, 2 * c, device=DEVICE).to(dtype).chunk(2, dim=-1)
+    return x, gate, (torch.randn(c_out, c, device=DEVICE) * c**-0.5).to(dtype)
+
+
+def results(function, inputs: tuple[Tensor, ...], dtype: torch.dtype | None = None) -> list[Tensor]:
+    leaves = [t.detach().to(dtype or t.dtype).requires_grad_() for t in inputs]
+    out = function(*leaves)
+    grad = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+@pytest.mark.parametrize(("rows", "c", "c_out"), [(7, 16, 16), (33, 24, 40), (65, 64, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_errors_against_float64_stay_near_those_of_eager(rows, c, c_out, dtype):
+    inputs = make_inputs(rows, c, c_out, dtype)
+    ours = results(operator.gated_output, inputs)
+    exact = results(ops.gated_output.naive, inputs, torch.float64)
+    eager = results(ops.gated_output.naive, inputs)
+    for name, value, right, usual in zip(NAMES, ours, exact, eager, strict=True):
+        assert torch.isfinite(value).all(), name
+        assert value.dtype == usual.dtype, name
+        assert (value.double() - right).norm() <= 1.3 * (usual.double() - right).norm(), name
+
+
+def test_dropout_and_residual():
+    x, gate, weight = make_inputs(9, 16, 16, torch.float32)
+    keep = (torch.rand(2, 1, 16, device=DEVICE) > 0.5).float() * 2
+    residual = torch.randn(2, 9, 16, device=DEVICE)
+    ours = operator.gated_output(x, gate, weight, keep=keep, residual=residual)
+    expected = ops.gated_output.naive(x, gate, weight, keep=keep, residual=residual)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_operator_check():
+    inputs = [t.requires_grad_() for t in make_inputs(5, 16, 16, torch.float32)]
+    torch.library.opcheck(
+        torch.ops.megafold.gated_output.default,
+        (*inputs, torch.float32),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+def test_what_the_kernels_do_not_take_is_said():
+    x, gate, weight = make_inputs(5, 16, 16, torch.float32)
+    assert operator.unsupported(x, gate, weight) is None
+    assert "float64" in str(operator.unsupported(x.double(), gate, weight))
+    assert "300 channels" in str(operator.unsupported(x, gate, weight.new_zeros(300, 16)))
+    assert operator.unsupported(x[:0], gate[:0], weight) == "empty"

@@ -1,0 +1,80 @@
+"""Fused triangle attention without a GPU: its numbers in the interpreter, its code for each architecture."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from megafold.trainer import ops
+from megafold.trainer.kernels.gated_output import kernel as gated
+from megafold.trainer.kernels.gated_output.tiles import tile_of
+from megafold.trainer.kernels.triangle_attention import kernel, operator
+from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_for
+
+CHECKS = [Path(__file__).with_name(f"kernels_{name}.py") for name in ("triangle_attention", "gated_output")]
+compiles = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET is set")
+C, H, D = 128, 4, 32
+WIDTHS = {"C": C, "CP": C, "H": H, "D": D, "HP": 16, "KP": H * D, "EPS": 1e-5, "PRECISION": "ieee"}
+#: Family, role, kernel, and its constants beside the tile's.
+KERNELS: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
+    "project": ("triangle_attention", "project", kernel.project_kernel, {"SCALE": 1.44, "LIMIT": 0.0}),
+    "input_gradient": (
+        "triangle_attention", "input_gradient", kernel.input_gradient_kernel, {"HAS_RESIDUAL": True}
+    ),
+    "weight_gradient": ("triangle_attention", "weight_gradient", kernel.weight_gradient_kernel, {}),
+    "output": ("gated_output", "forward", gated.forward_kernel, {"HAS_RESIDUAL": True, "HAS_KEEP": True}),
+    "output_gradient": ("gated_output", "backward", gated.backward_kernel, {"HAS_KEEP": True}),
+}  # fmt: skip
+WIDE = ("parts", "dbias", "norm_weight", "norm_bias")
+NARROW = ("z", "weight", "projected", "bias", "dprojected", "dout", "dz", "x", "gate", "residual", "keep",
+          "out", "dx", "dgate")  # fmt: skip
+
+
+def test_numbers_in_the_interpreter():
+    # Triton reads the setting when it is imported, so the checks need a process of their own.
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, CHECKS)],
+        cwd=CHECKS[0].parents[2],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@compiles
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_compiles_and_fits(target, name):
+    family, role, function, own = KERNELS[name]
+    tile = tile_of(family, role, target, torch.bfloat16, C)
+    pointers = dict.fromkeys(NARROW, "*bf16") | dict.fromkeys(WIDE, "*fp32")
+    constants = WIDTHS | own | {"BM": tile.rows, "BN": tile.columns}
+    constants = {k: v for k, v in constants.items() if k in function.arg_names}
+    made = compile_for(target, function, pointers, constants, **tile.options())
+    assert made.metadata.shared <= SHARED_MEMORY[target]
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_packing_compiles(target):
+    pointers = dict.fromkeys(("first", "second", "third", "fourth"), "*fp32") | {"out": "*bf16"}
+    compile_for(target, kernel.pack_kernel, pointers, {"BLOCK": 1024})
+
+
+def test_without_a_gpu_the_reference_runs_and_the_report_says_so():
+    if triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET is set")
+    z, mask = torch.randn(1, 4, 4, 16), torch.ones(1, 4, 4, dtype=torch.bool)
+    w = torch.randn
+    weights = ops.TriangleAttentionWeights(w(16), w(16), w(48, 16), w(16, 16), w(2, 16), w(16, 16))
+    assert operator.unsupported(z, mask, weights, starting=True) == "device cpu"
+    with ops.use_backend("triton"):
+        out = ops.triangle_attention(z, mask, weights, starting=True)
+    assert torch.equal(out, ops.triangle_attention.naive(z, mask, weights, starting=True))
