@@ -7,7 +7,7 @@ from tests.pipeline.structure_files import CifFile, definition, make
 
 VERSION = 2
 SYNTHETIC = "2e7b689b6e692ca8458eece5ece4799975ff7a8f28075d86bbff46a421c8fa03"
-#: With the default options: protein, DNA, RNA, glycans, alternates, assemblies, inferred bonds, own chemistry.
+#: With the default options: protein, DNA, RNA, glycans, alternates, assemblies, inferred bonds.
 ENTRIES = {
     "structures/1crn": "dfb275ccd37087b437a89d280be076e771e9947b77a424756f4da2bf64657b19",
     "structures/1bna": "f6b3f0623a8fadb8130ac50c44a19e0b1820606f3c7b419cbd4f3e4603d7aa71",
