@@ -1,6 +1,7 @@
 """Alignments and hit lists that broke others, each with the right outcome, from file to object."""
 
 import gzip
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,10 @@ def content_of(path, sequence, mol_type=MolType.PROTEIN):
     assert result.failures == ()
     assert result.content is not None
     return result.content
+
+
+def attributes_of(content) -> dict[str, Any]:
+    return dict(content.attributes)
 
 
 def names_of(row):
@@ -59,7 +64,7 @@ def test_deep_pairing_files(tmp_path):
         (folder / "unpaired.a3m").write_text(f">q\n{sequence}\n{unpaired}")
         result = featurize_msa(sequence, MolType.PROTEIN, [folder / "unpaired.a3m", folder / "pairing.a3m"])
         assert result.content is not None
-        kept = {source["name"]: source["kept"] for source in result.content.attributes["sources"]}
+        kept = {source["name"]: source["kept"] for source in attributes_of(result.content)["sources"]}
         # Duplicates go within a file; the unpaired file keeps rows that the other one has, too.
         assert kept == {"pairing.a3m": 9000, "unpaired.a3m": len(set(rows[:50]))}
         contents.append(result.content)
@@ -69,7 +74,7 @@ def test_deep_pairing_files(tmp_path):
     assert pairs.shape == (8192, 2)
     sources = [content.arrays["rows"][0] for content in contents]
     species = [content.arrays["rows"][1] for content in contents]
-    names = [content.attributes["species"] for content in contents]
+    names = [attributes_of(content)["species"] for content in contents]
     for first, second in pairs[1:].tolist():
         assert sources[0][first] == sources[1][second] == 0  # the file called pairing
         assert names[0][species[0][first]] == names[1][species[1][second]]
