@@ -27,7 +27,7 @@ MAX_EMBED_ATOMS: Final = 500
 _ATTEMPTS: Final = 100
 _RANDOM_ATTEMPTS: Final = 20
 #: An RDKit time limit is for both strategies together; it is in whole seconds. The slowest component of the
-#: CCD takes 22 s of a processor: a machine may be ten times too busy before it finds other failures.
+#: CCD (WJW) takes 34 s of a busy processor: with less, busy machines get other conformers than idle ones.
 _TIMEOUT_S: Final = 480
 
 _METALS: Final = frozenset(

@@ -4,8 +4,8 @@ from megafold.pipeline.chemistry import ComponentDictionary, load_dictionary
 from megafold.pipeline.chemistry.conformers import build_reference
 from megafold.pipeline.chemistry.reference import ReferenceComponent
 
-#: Of the largest; a hundred attempts fail, and take minutes.
-HOPELESS = frozenset({"WJW"})
+#: Of the largest: RDKit needs half a minute for it.
+SLOW = frozenset({"WJW"})
 
 _dictionary: ComponentDictionary | None = None
 
@@ -21,4 +21,4 @@ def reference(code: str) -> ReferenceComponent:
     assert _dictionary is not None
     component = _dictionary.get(code)
     assert component is not None
-    return build_reference(component, skip_embedding="timeout" if code in HOPELESS else "")
+    return build_reference(component, skip_embedding="timeout" if code in SLOW else "")
