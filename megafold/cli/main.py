@@ -10,7 +10,9 @@ import megafold
 _COMMANDS = {
     "cache": "megafold.cli.cache",
     "sample-corpus": "megafold.cli.sample_corpus",
+    "simulate": "megafold.cli.simulate",
     "train": "megafold.cli.train",
+    "tune": "megafold.cli.tune",
 }
 
 

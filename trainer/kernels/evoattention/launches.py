@@ -241,7 +241,7 @@ def query_gradient(
     launch = _plan_query(_shapes(q, k, v, masked, prepared.numel() > 0, dq, grad), added)
     launch(q, k, v, prepared, masked, out, lse, grad, delta, dq, dbias)
     if needs_bias and not added:
-        dbias = _bias_gradient(grad, saved, prepared, delta)
+        dbias = bias_gradient(grad, saved, prepared, delta)
     return delta, dbias
 
 
@@ -281,7 +281,7 @@ def _plan_key(shapes: _Shapes) -> Launch:
     )
 
 
-def _bias_gradient(grad: Tensor, saved: Saved, prepared: Tensor, delta: Tensor) -> Tensor:
+def bias_gradient(grad: Tensor, saved: Saved, prepared: Tensor, delta: Tensor) -> Tensor:
     """dBias [B, H, I, J padded] in float32, always summed in the same order."""
     q, k, v, masked, _, lse = saved
     shapes = _shapes(q, k, v, masked, True, grad)
