@@ -7,7 +7,6 @@ Shapes: s [B, N, C_s], the same on all ranks; z [B, R, N, C_z], this rank's rows
 from functools import partial
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from megafold.trainer import ops
@@ -36,7 +35,8 @@ def attention_pair_bias(
     k, v = layer.linear_kv(a).chunk(2, dim=-1)
     bias = layer.bias(z).permute(0, 3, 1, 2)  # [B, H, R, N]
     o = ops.evoattention(heads(layer.linear_q(own)), heads(k), heads(v), bias, mask[:, None])
-    out: Tensor = layer.linear_out(torch.sigmoid(layer.linear_gate(own)) * o.transpose(-2, -3).flatten(-2))
+    o = o.transpose(-2, -3).flatten(-2)
+    out = ops.gated_output(o, layer.linear_gate(own), layer.linear_out.weight)
     return gather_alike(out, 2, peers, RESULT)
 
 
