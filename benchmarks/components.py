@@ -207,7 +207,7 @@ machine may not have; `no-atoms`, nothing to place.
 def markdown(figures: dict[str, Any]) -> str:
     """The figures as a document."""
     with_atoms, origins = figures["with_atoms"], figures["origins"]
-    lines = [("all", figures["components"], None)]
+    lines: list[tuple[str, int, float | None]] = [("all", figures["components"], None)]
     lines += [(f"without atoms ({', '.join(figures['without_atoms'])})", len(figures["without_atoms"]), None)]
     lines += [
         ("with atoms", with_atoms, 100.0),
