@@ -25,6 +25,8 @@ from megafold.trainer.ops.registry import Operator
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 # The interpreter's bfloat16 dot is wrong.
 HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16
+# Its float32 dot is NumPy's, which sums one number after the other.
+FLOAT32_FLOOR = 4.0 if DEVICE == "cpu" else 1.0
 if DEVICE == "cuda" and not torch.cuda.is_available():
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
@@ -147,8 +149,8 @@ class Case:
             assert value.dtype == eager[name].dtype, name
             assert value.shape == eager[name].shape, name
             # The floor: the rounding of the result, which eager is free of where it is exact by chance; in
-            # float32 also that of sums of few numbers, which are taken in another order.
-            floor = torch.finfo(value.dtype).eps * (2 if value.dtype == torch.float32 else 0.25)
+            # float32 also that of sums, which are taken in another order.
+            floor = torch.finfo(value.dtype).eps * (FLOAT32_FLOOR if value.dtype == torch.float32 else 0.25)
             allowed = 1.3 * max(relative(eager[name], exact[name]), floor)
             assert relative(value, exact[name]) <= allowed, name
 
@@ -248,8 +250,7 @@ def test_strided_inputs_and_expanded_gradients(name):
     case.grad = torch.randn(1, 1, case.grad.shape[-1], device=DEVICE).expand_as(case.grad)
     for strided in (
         x.transpose(0, 1).contiguous().transpose(0, 1),
-        torch.cat([x, x], -1)[..., :channels],
-        torch.stack([x, x], -1)[..., 0],
+        torch.stack([torch.cat([x, x], -1)[..., :channels]] * 2, -1)[..., 0],
         x[:1].expand_as(x),
     ):
         case.inputs[first] = strided.requires_grad_()
@@ -260,7 +261,7 @@ def test_strided_inputs_and_expanded_gradients(name):
 
 @each_operator
 def test_runs_are_bitwise_equal(name):
-    case = SUBJECTS[name].case((150, SUBJECTS[name].shape[-1]))
+    case = SUBJECTS[name].case((70, SUBJECTS[name].shape[-1]))
     first, second = (case.results() for _ in range(2))
     for key, value in first.items():
         assert torch.equal(value, second[key]), key

@@ -79,11 +79,13 @@ def input_gradient_kernel(
 ):  # fmt: skip
     """One program: BM rows. INPUT: write dX. SUMS: this program's sums of the norm's gradients [2, C]."""
     first = tl.program_id(0) * BM
+    # Before the products, which do not wait for it.
+    rows = load_rows(x, first, x_row, M, C, C, BM)
     acc = tl.zeros([BM, C], tl.float32)
     for start in range(0, OUT, BO):
         grad = _load_outputs(dout, first, start, M, OUT, BM, BO)
         acc = tl.dot(grad, _load_weight(weight, start, OUT, C, BO), acc)
-    standard, inverse = standardised(load_rows(x, first, x_row, M, C, C, BM), C, C, EPS)
+    standard, inverse = standardised(rows, C, C, EPS)
     if SUMS:
         parts = norm_parts + tl.program_id(0) * 2 * C + tl.arange(0, C)
         tl.store(parts, tl.sum(acc * standard, 0))
@@ -125,10 +127,12 @@ def weight_gradient_kernel(
 
 
 @triton.jit
-def sum_splits_kernel(parts, out, count, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """parts [SPLITS, count] → out [count], always in the same order."""
+def sum_splits_kernel(parts, out, count, SPLITS: tl.constexpr, BP: tl.constexpr, BLOCK: tl.constexpr):
+    """parts [SPLITS, count] → out [count], always in the same order; BP of them at a time."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in range(SPLITS):
-        total += tl.load(parts + tl.cast(split, tl.int64) * count + index, mask=index < count, other=0.0)
-    tl.store(out + index, total.to(out.dtype.element_ty), mask=index < count)
+    total = tl.zeros([BP, BLOCK], tl.float32)
+    for first in range(0, SPLITS, BP):
+        split = first + tl.arange(0, BP)
+        pointers = parts + split.to(tl.int64)[:, None] * count + index[None, :]
+        total += tl.load(pointers, mask=(split < SPLITS)[:, None] & (index < count)[None, :], other=0.0)
+    tl.store(out + index, tl.sum(total, 0).to(out.dtype.element_ty), mask=index < count)

@@ -24,7 +24,9 @@ from megafold.trainer.ops.precision import full_precision
 _CHANNELS: Final = (64, 128)
 #: From so many outputs on the product is long enough that the normalised rows' way through memory is little.
 _MOST_OUTPUTS: Final = 1024
-_SUM_BLOCK: Final = 256
+#: Numbers that one program sums up, and how many parts of them at a time.
+_SUM_BLOCK: Final = 32
+_SUM_PARTS: Final = 32
 
 _launch_forward = Launcher(kernel.forward_kernel)
 _launch_input = Launcher(kernel.input_gradient_kernel)
@@ -138,7 +140,7 @@ def _weight_gradients(
         if total.numel() > 0:
             _launch_sum(
                 blocks(total.numel(), _SUM_BLOCK), (those, total), (total.numel(),),
-                {"SPLITS": splits, "BLOCK": _SUM_BLOCK}, {},
+                {"SPLITS": splits, "BP": _SUM_PARTS, "BLOCK": _SUM_BLOCK}, {},
             )  # fmt: skip
         made.append(total)
     return made[0], made[1]

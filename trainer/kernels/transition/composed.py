@@ -11,12 +11,13 @@ from torch import Tensor
 
 from megafold.trainer.kernels.differentiable import as_rows, gradient_like, no_gradient
 from megafold.trainer.kernels.launch import Launcher, blocks
-from megafold.trainer.kernels.layernorm.operator import normalise, normalise_backward, sum_parts
+from megafold.trainer.kernels.layernorm.operator import normalise, normalise_backward, padded, sum_parts
 from megafold.trainer.kernels.transition import kernel
 from megafold.trainer.kernels.transition.fused import STRIP_BYTES, Parameters
 from megafold.trainer.ops.precision import full_precision
 
-_BLOCK: Final = 1024
+#: Hidden channels that one program takes.
+_BLOCK: Final = 512
 
 _launch_activation = Launcher(kernel.activation_kernel)
 _launch_activation_gradient = Launcher(kernel.activation_gradient_kernel)
@@ -34,6 +35,12 @@ def _input(rows: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
     return normalise(rows, parameters.norm_weight, parameters.norm_bias, dtype)
 
 
+def _activate(launch: Launcher, tensors: tuple[Tensor, ...]) -> None:
+    rows, hidden = tensors[-1].shape
+    block = min(_BLOCK, padded(hidden))
+    launch(rows * blocks(hidden, block), tensors, (), {"H": hidden, "BLOCK": block}, {})
+
+
 def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
     """The operator's result in ``dtype``."""
     rows = as_rows(x)
@@ -45,10 +52,7 @@ def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
         for here in _strips(rows.shape[0], hidden_channels, dtype.itemsize):
             both = _input(rows[here], parameters, dtype) @ weight_in.T
             hidden = both.new_empty((both.shape[0], hidden_channels))
-            _launch_activation(
-                blocks(hidden.numel(), _BLOCK), (both, hidden), (hidden_channels, hidden.numel()),
-                {"BLOCK": _BLOCK}, {},
-            )  # fmt: skip
+            _activate(_launch_activation, (both, hidden))
             torch.mm(hidden, weight_out.T, out=out_rows[here])
     return out
 
@@ -95,10 +99,7 @@ def _backward_of_rows(rows: Tensor, grad: Tensor, parameters: Parameters, wanted
     both = a @ weight_in.T
     dhidden = grad @ weight_out
     hidden = torch.empty_like(dhidden)
-    _launch_activation_gradient(
-        blocks(hidden.numel(), _BLOCK), (both, dhidden, hidden), (hidden.shape[1], hidden.numel()),
-        {"BLOCK": _BLOCK}, {},
-    )  # fmt: skip
+    _activate(_launch_activation_gradient, (both, dhidden, hidden))
     nothing = no_gradient(grad)
     return [
         both @ weight_in if any(wanted[:3]) else nothing,

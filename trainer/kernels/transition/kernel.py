@@ -8,9 +8,13 @@ A program keeps BM normalised rows and goes through the hidden channels BH at a 
 never in memory. The backward computes it anew in the same way and has the input's gradient at the end. The
 gradients of the weights are products over all rows, so what they need is written to a strip of scratch rows
 
-    | dGate and dValue, in turn: 2·H | hidden: H | normalised input: C |
+    | dGate and dValue: 2·H | hidden: H | normalised input: C |
 
 and a second kernel sums its products. The caller takes as many rows at a time as it has scratch for.
+
+Gate and value are one product: the rows of ``weight_in`` are taken eight of the gate's and eight of the
+value's in turn, and so are the columns of dGate and dValue. As eight columns are what the matrix units give a
+thread two of, parting and uniting the two moves nothing between threads.
 
 HELD: a tile that is the left side of many products stays in registers, in the layout that the matrix units
 take. A product with zeros that is added to it makes the compiler lay it out so. Otherwise it stays in shared
@@ -49,6 +53,27 @@ def _input(
 
 
 @triton.jit
+def _eights(BH: tl.constexpr, H: tl.constexpr):
+    """Rows of ``weight_in`` for the first BH hidden channels: eight gates, eight values, and so on."""
+    n = tl.arange(0, 2 * BH)
+    return (n // 8 % 2) * H + n // 16 * 8 + n % 8
+
+
+@triton.jit
+def _part(both, BM: tl.constexpr, BH: tl.constexpr):
+    """[BM, 2·BH] in eights → gate, value [BM, BH]."""
+    gate, value = tl.split(tl.permute(tl.reshape(both, (BM, BH // 8, 2, 8)), (0, 1, 3, 2)))
+    return tl.reshape(gate, (BM, BH)), tl.reshape(value, (BM, BH))
+
+
+@triton.jit
+def _unite(gate, value, BM: tl.constexpr, BH: tl.constexpr):
+    """The inverse of :func:`_part`."""
+    both = tl.join(tl.reshape(gate, (BM, BH // 8, 8)), tl.reshape(value, (BM, BH // 8, 8)))
+    return tl.reshape(tl.permute(both, (0, 1, 3, 2)), (BM, 2 * BH))
+
+
+@triton.jit
 def forward_kernel(
     x, norm_weight, norm_bias, weight_in, weight_out, out, M, x_row,
     BM: tl.constexpr, BH: tl.constexpr, C: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
@@ -59,13 +84,12 @@ def forward_kernel(
     first = tl.program_id(0) * BM
     c, n = tl.arange(0, C), tl.arange(0, BH)
     tile = _input(x, norm_weight, norm_bias, first, x_row, M, dtype, C, BM, NORM, EPS, HELD)
+    picked = _eights(BH, H)
     acc = tl.zeros([BM, C], tl.float32)
     for start in range(0, H, BH):
-        gate_rows = tl.load(weight_in + ((start + n)[:, None] * C + c[None, :]))
-        value_rows = tl.load(weight_in + ((H + start + n)[:, None] * C + c[None, :]))
+        in_rows = tl.load(weight_in + ((start + picked)[:, None] * C + c[None, :]))
         out_columns = tl.load(weight_out + (c[:, None] * H + (start + n)[None, :]))
-        gate = tl.dot(tile, tl.trans(gate_rows))
-        value = tl.dot(tile, tl.trans(value_rows))
+        gate, value = _part(tl.dot(tile, tl.trans(in_rows)), BM, BH)
         hidden = (gate * tl.sigmoid(gate) * value).to(dtype)
         acc = tl.dot(hidden, tl.trans(out_columns), acc)
     store_rows(out, first, acc, M, C, C, BM)
@@ -91,27 +115,24 @@ def input_gradient_kernel(
     lines = strip + tl.cast(first, tl.int64) * W
     if WEIGHTS:
         tl.store(lines + (row[:, None] * W + 3 * H + c[None, :]), tile)
+    picked = _eights(BH, H)
     acc = tl.zeros([BM, C], tl.float32)
     for start in range(0, H, BH):
-        gate_rows = tl.load(weight_in + ((start + n)[:, None] * C + c[None, :]))
-        value_rows = tl.load(weight_in + ((H + start + n)[:, None] * C + c[None, :]))
+        in_rows = tl.load(weight_in + ((start + picked)[:, None] * C + c[None, :]))
         out_columns = tl.load(weight_out + (c[:, None] * H + (start + n)[None, :]))
-        gate = tl.dot(tile, tl.trans(gate_rows))
-        value = tl.dot(tile, tl.trans(value_rows))
+        gate, value = _part(tl.dot(tile, tl.trans(in_rows)), BM, BH)
         dhidden = tl.dot(grad, out_columns)
         sigmoid = tl.sigmoid(gate)
         swish = gate * sigmoid
         dvalue = (dhidden * swish).to(dtype)
         dgate = (dhidden * value * (sigmoid + swish * (1.0 - sigmoid))).to(dtype)
+        dboth = _unite(dgate, dvalue, BM, BH)
         if WEIGHTS:
-            # In turn, as they already lie in registers: one wide store and not two.
-            pair = tl.reshape(tl.join(dgate, dvalue), (BM, 2 * BH))
-            tl.store(lines + (row[:, None] * W + (2 * start + tl.arange(0, 2 * BH))[None, :]), pair)
+            tl.store(lines + (row[:, None] * W + (2 * start + tl.arange(0, 2 * BH))[None, :]), dboth)
             hidden = (swish * value).to(dtype)
             tl.store(lines + (row[:, None] * W + (2 * H + start + n)[None, :]), hidden)
         if INPUT:
-            acc = tl.dot(dgate, gate_rows, acc)
-            acc = tl.dot(dvalue, value_rows, acc)
+            acc = tl.dot(dboth, in_rows, acc)
     if INPUT:
         if NORM:
             # Read again: kept, it would fill registers all the way.
@@ -135,9 +156,9 @@ def weight_gradient_kernel(
 ):  # fmt: skip
     """Sums over the M rows of a scratch strip and of ``dout`` [M, C].
 
-    parts: [SPLITS, 3·H, C] float32, of the pairs' products with the normalised input, then of the hidden
-    activation's with dout. Every program owns BN rows of one part and adds to what is there, unless it is the
-    FIRST strip: the order of the sum is always the same. The strip is written up to a multiple of BK.
+    parts: [SPLITS, 3·H, C] float32, of dGate's and dValue's products with the normalised input, then of the
+    hidden activation's with dout. Every program owns BN rows of one part and adds to what is there, unless it
+    is the FIRST strip: the order of the sum is always the same. The strip is written up to a multiple of BK.
     """
     W: tl.constexpr = 3 * H + C
     TILES: tl.constexpr = 3 * H // BN
@@ -174,7 +195,7 @@ def sum_weights_kernel(
         acc += tl.load(parts + split * (3 * H * C) + (n[:, None] * C + c[None, :]))
     if WEIGHT_IN:
         kept = (n < 2 * H)[:, None]
-        place = (n % 2) * H + n // 2
+        place = (n // 8 % 2) * H + n // 16 * 8 + n % 8
         tl.store(
             dweight_in + (place[:, None] * C + c[None, :]), acc.to(dweight_in.dtype.element_ty), mask=kept
         )
@@ -185,28 +206,29 @@ def sum_weights_kernel(
 
 
 @triton.jit
-def activation_kernel(both, hidden, H, count, BLOCK: tl.constexpr):
-    """both [rows, 2·H] → hidden [rows, H] of ``count`` elements: where the products are cuBLAS's."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    present = index < count
-    gate_at = both + (index // H * H + index)
-    gate = tl.load(gate_at, mask=present, other=0.0).to(tl.float32)
-    value = tl.load(gate_at + H, mask=present, other=0.0).to(tl.float32)
-    tl.store(hidden + index, (gate * tl.sigmoid(gate) * value).to(hidden.dtype.element_ty), mask=present)
+def activation_kernel(both, hidden, H: tl.constexpr, BLOCK: tl.constexpr):
+    """both [rows, 2·H] → hidden [rows, H], where the products are cuBLAS's. One program: BLOCK of a row."""
+    BLOCKS: tl.constexpr = (H + BLOCK - 1) // BLOCK
+    row, h = tl.program_id(0) // BLOCKS, (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    at = both + row.to(tl.int64) * (2 * H) + h
+    gate = tl.load(at, mask=h < H, other=0.0).to(tl.float32)
+    value = tl.load(at + H, mask=h < H, other=0.0).to(tl.float32)
+    result = gate * tl.sigmoid(gate) * value
+    tl.store(hidden + row.to(tl.int64) * H + h, result.to(hidden.dtype.element_ty), mask=h < H)
 
 
 @triton.jit
-def activation_gradient_kernel(both, dhidden, hidden, H, count, BLOCK: tl.constexpr):
-    """``both`` becomes its own gradient, and ``hidden`` is computed anew."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    present = index < count
-    gate_at = both + (index // H * H + index)
-    gate = tl.load(gate_at, mask=present, other=0.0).to(tl.float32)
-    value = tl.load(gate_at + H, mask=present, other=0.0).to(tl.float32)
-    grad = tl.load(dhidden + index, mask=present, other=0.0).to(tl.float32)
+def activation_gradient_kernel(both, dhidden, hidden, H: tl.constexpr, BLOCK: tl.constexpr):
+    """``both`` becomes its own gradient, and ``hidden`` is computed anew. One program: BLOCK of a row."""
+    BLOCKS: tl.constexpr = (H + BLOCK - 1) // BLOCK
+    row, h = tl.program_id(0) // BLOCKS, (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    at, place = both + row.to(tl.int64) * (2 * H) + h, row.to(tl.int64) * H + h
+    gate = tl.load(at, mask=h < H, other=0.0).to(tl.float32)
+    value = tl.load(at + H, mask=h < H, other=0.0).to(tl.float32)
+    grad = tl.load(dhidden + place, mask=h < H, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
     swish = gate * sigmoid
     dtype = both.dtype.element_ty
-    tl.store(hidden + index, (swish * value).to(dtype), mask=present)
-    tl.store(gate_at, (grad * value * (sigmoid + swish * (1.0 - sigmoid))).to(dtype), mask=present)
-    tl.store(gate_at + H, (grad * swish).to(dtype), mask=present)
+    tl.store(hidden + place, (swish * value).to(dtype), mask=h < H)
+    tl.store(at, (grad * value * (sigmoid + swish * (1.0 - sigmoid))).to(dtype), mask=h < H)
+    tl.store(at + H, (grad * swish).to(dtype), mask=h < H)

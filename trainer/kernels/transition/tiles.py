@@ -10,6 +10,7 @@ class Tile:
     """``rows`` by ``hidden`` channels at a time.
 
     ``held``: the rows stay in registers, in the matrix units' layout, and not in shared memory.
+    ``registers`` caps those of a thread, so that more programs share a multiprocessor; None: no cap.
     """
 
     rows: int
@@ -17,10 +18,12 @@ class Tile:
     warps: int
     stages: int
     held: bool = False
+    registers: int | None = None
 
     def options(self) -> dict[str, int]:
         """What a launch takes of it beside the kernel's own parameters."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,8 @@ class Tiles:
 
 #: Fits the smallest shared memory (64 KiB on CDNA).
 _SAFE: Final = Tiles(forward=Tile(64, 32, 4, 1), input=Tile(64, 32, 4, 1), weights=Tile(64, 64, 4, 2))
-_SAFE_WIDE: Final = Tiles(forward=Tile(32, 16, 4, 1), input=Tile(32, 16, 4, 1), weights=Tile(32, 32, 4, 1))
+#: Of float32, which is fused in the interpreter alone.
+_SAFE_WIDE: Final = Tiles(forward=Tile(64, 64, 4, 1), input=Tile(64, 64, 4, 1), weights=Tile(64, 64, 4, 1))
 #: (architecture, bytes of the dtype, channels) → tiles.
 _TABLE: Final[dict[tuple[str, int, int], Tiles]] = {
     ("cuda:90", 2, 128): Tiles(
@@ -62,5 +66,4 @@ def tiles(target: str, item_size: int, channels: int) -> Tiles:
 
 def known_tiles(target: str) -> Mapping[tuple[str, int, int], Tiles]:
     """All that :func:`tiles` may give on an architecture, with what it is for."""
-    fallback = {("any", 2, 128): _SAFE, ("any", 4, 128): _SAFE_WIDE}
-    return fallback | {key: found for key, found in _TABLE.items() if key[0] == target}
+    return {("any", 2, 128): _SAFE} | {key: found for key, found in _TABLE.items() if key[0] == target}
