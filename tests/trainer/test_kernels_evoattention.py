@@ -42,7 +42,7 @@ def test_numbers_in_the_interpreter():
 def compiled(target: str, name: str, tile: Tile, dtype: str, channels: int, even: bool):
     wide = f"*{dtype}"
     pointers = dict.fromkeys(("q", "k", "v", "bias", "bias_t", "out", "dout", "dq", "dk", "dv"), wide)
-    pointers |= {"mask": "*fp32", "lse": "*fp32", "delta": "*fp32", "dbias": "*fp32"}
+    pointers |= {"mask": wide, "lse": "*fp32", "delta": "*fp32", "dbias": "*fp32"}
     constants = {
         "BQ": tile.bq, "BK": tile.bk, "ROWS": tile.rows, "BIAS_GRADIENT": name == "query_bias",
         "D": channels, "DP": max(16, triton.next_power_of_2(channels)),
@@ -69,12 +69,11 @@ def test_every_tile_compiles_and_fits(target, name):
 @compiles
 @pytest.mark.parametrize("target", TARGETS)
 def test_bias_and_mask_preparation_compile(target):
-    for transpose in (False, True):
-        constants = {"SCALE": 1.44, "LIMIT": 0.0, "BLOCK": 64, "TRANSPOSE": transpose}
-        pointers = {"bias": "*fp32", "out": "*bf16"}
-        made = compile_for(target, kernel.prepare_bias_kernel, pointers, constants)
-        assert made.metadata.shared <= SHARED_MEMORY[target]
-    compile_for(target, kernel.prepare_mask_kernel, {"mask": "*u8", "out": "*fp32"}, {"BLOCK": 1024})
+    pointers = {"bias": "*fp32", "mask": "*u8", "dbias": "*fp32"}
+    pointers |= dict.fromkeys(("prepared", "transposed", "masked"), "*bf16")
+    constants = {"SCALE": 1.44, "LIMIT": 0.0, "BLOCK": 64, "PLAIN": True, "TRANSPOSED": True, "ZEROS": True}
+    made = compile_for(target, kernel.prepare_kernel, pointers, constants)
+    assert made.metadata.shared <= SHARED_MEMORY[target]
 
 
 @compiles

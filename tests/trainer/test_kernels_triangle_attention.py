@@ -16,7 +16,10 @@ from megafold.trainer.kernels.gated_output.tiles import tile_of
 from megafold.trainer.kernels.triangle_attention import kernel, operator
 from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_for
 
-CHECKS = [Path(__file__).with_name(f"kernels_{name}.py") for name in ("triangle_attention", "gated_output")]
+CHECKS = [
+    Path(__file__).with_name(f"kernels_{name}.py")
+    for name in ("triangle_attention", "gated_output", "pairformer")
+]
 compiles = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET is set")
 C, H, D = 128, 4, 32
 WIDTHS = {"C": C, "CP": C, "H": H, "D": D, "HP": 16, "KP": H * D, "EPS": 1e-5, "PRECISION": "ieee"}

@@ -253,7 +253,8 @@ def _timed(problem: Problem, chosen: dict[str, Any], target: str) -> Callable[..
 
 def forget() -> None:
     """Choose the tiles of all later launches anew."""
-    attention.forget_plans()
+    for family in (attention, triangle, output):
+        family.forget_plans()
     tiles_of.cache_clear()
 
 

@@ -101,7 +101,7 @@ def prepare_kernel(
 
     Bias of any strides, times SCALE and -inf from NJ on → ``prepared`` [B, H, NI, JP] if PLAIN,
     ``transposed`` [B, H, JP, IP] if TRANSPOSED. ZEROS: zeros → ``dbias`` [B, H, NI, JP]. Boolean mask of any
-    strides, MR rows for each of B → ``masked`` [B, MR, JP] float32: 0 where the key is present, else -inf.
+    strides, MR rows for each of B → ``masked`` [B, MR, JP]: 0 where the key is present, else -inf.
     """
     blocks_i, blocks_j = tl.cdiv(IP, BLOCK), tl.cdiv(JP, BLOCK)
     pid = tl.program_id(0)
@@ -136,7 +136,8 @@ def prepare_kernel(
             at = start + tl.arange(0, BLOCK * BLOCK)
             place = mask + (row // MR) * m_b + (row % MR) * m_r + at.to(tl.int64) * m_j
             present = tl.load(place, mask=at < NJ, other=0)
-            tl.store(masked + row * JP + at, tl.where(present != 0, 0.0, float("-inf")), mask=at < JP)
+            value = tl.where(present != 0, 0.0, float("-inf")).to(masked.dtype.element_ty)
+            tl.store(masked + row * JP + at, value, mask=at < JP)
 
 
 @triton.jit

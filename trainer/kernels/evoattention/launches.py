@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
         plain: [B, H, I, J padded] in the queries' dtype.
         transposed: [B, H, J padded, I padded], likewise.
         dbias: [B, H, I, J padded] float32, zeros.
-        masked: [B, R or 1, J padded] float32: 0 where the key is present, else -inf.
+        masked: [B, R or 1, J padded] in the queries' dtype: 0 where the key is present, else -inf.
     """
 
     plain: Tensor
@@ -109,7 +109,7 @@ def prepare(
             dbias = torch.empty((*shape, i, jp), dtype=torch.float32, device=like.device)
     if mask is not None:
         m_shape, m_strides = tuple(mask.shape[:2]), mask.stride()
-        masked = torch.empty((*m_shape, jp), dtype=torch.float32, device=like.device)
+        masked = like.new_empty((*m_shape, jp))
     result = Prepared(plain, transposed, dbias, masked)
     if bias is None and mask is None:
         return result

@@ -42,9 +42,13 @@ def _backward(
     """dQ, dK, dV, and dBias [B, H, I, J padded] in float32, empty unless it is needed."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
     saved = Saved(q, k, v, masked, out, lse)
+    lengths = (q.shape[3], k.shape[3])
     added = needs_bias and not torch.are_deterministic_algorithms_enabled()
-    ready = prepare(bias, None, q, Wanted(plain=True, transposed=True, zeros=added), (q.shape[3], k.shape[3]))
+    # The two forms of the bias are never there together: they are what a step needs beside its result.
+    ready = prepare(bias, None, q, Wanted(plain=True, zeros=added), lengths)
     delta, dbias = query_gradient(grad, saved, ready.plain, dq, ready.dbias, needs_bias=needs_bias)
+    del ready
+    ready = prepare(bias, None, q, Wanted(transposed=True), lengths)
     key_gradient(grad, saved, ready.transposed, delta, dk, dv)
     return dq, dk, dv, dbias
 
@@ -95,7 +99,7 @@ def _(
     b, r, h, i, _channels = q.shape
     masked = (0,) if mask is None else (b, mask.shape[1], padded(k.shape[3]))
     lse = q.new_empty((b, r, h, line_length(i, q.dtype)), dtype=torch.float32)
-    return torch.empty_like(q), lse, q.new_empty(masked, dtype=torch.float32)
+    return torch.empty_like(q), lse, q.new_empty(masked, dtype=torch.float32 if mask is None else q.dtype)
 
 
 @_operator_backward.register_fake

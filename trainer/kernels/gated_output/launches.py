@@ -1,6 +1,6 @@
 """The gated output's kernels, launched on tensors that are addressed by strides."""
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -10,15 +10,17 @@ from megafold.trainer.kernels.evoattention.launches import precision
 from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.gated_output import kernel
 from megafold.trainer.kernels.gated_output.tiles import Tile, tile_of
-from megafold.trainer.kernels.launch import Launcher, blocks
+from megafold.trainer.kernels.launch import Launch, blocks
 
 #: Widest input and output that a program holds.
 WIDEST: Final = 256
 #: The name in the tables.
 FAMILY: Final = "gated_output"
 
-_launch_forward = Launcher(kernel.forward_kernel)
-_launch_backward = Launcher(kernel.backward_kernel)
+#: Launches remembered for a kernel: far more than a model's shapes.
+_REMEMBERED: Final = 1024
+#: Sizes or strides.
+Ints = tuple[int, ...]
 
 
 class Layout(NamedTuple):
@@ -37,29 +39,55 @@ def _power_of_two(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _strides(x: Tensor | None, axes: int) -> Sequence[int]:
-    """Strides of all axes but the channels', 0 where an axis is shared."""
+def _strides(x: Tensor | None) -> Ints:
+    """Strides of b, r and n, 0 where an axis is shared."""
     if x is None:
-        return (0,) * axes
-    return [0 if size == 1 else stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
+        return 0, 0, 0
+    return tuple([0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride(), strict=False)])
 
 
-def _sizes(layout: Layout, weight: Tensor, tile: int) -> dict[str, Any]:
-    _, _, h, _, d = layout.heads.shape
-    return {
-        "H": h,
-        "D": d,
-        "KP": _power_of_two(h * d),
-        "C": weight.shape[0],
-        "CP": _power_of_two(weight.shape[0]),
-        "BM": tile,
-        "PRECISION": precision(weight.dtype),
-    }
+class _Call(NamedTuple):
+    """All that a launch depends on beside tensors.
+
+    Attributes:
+        shape: B, R, H, N and D.
+        out: C.
+        strides: of everything, in the kernel's order.
+        dtype: of the product.
+        device: of everything.
+        precision: of the product, as the kernels take it.
+    """
+
+    shape: Ints
+    out: int
+    strides: tuple[Ints, ...]
+    dtype: torch.dtype
+    device: torch.device
+    precision: str
+
+    @property
+    def numbers(self) -> Ints:
+        """The strides, one after the other."""
+        return tuple([each for strides in self.strides for each in strides])
+
+    def tile(self, role: str) -> Tile:
+        """The role's tile."""
+        widest = _power_of_two(max(self.shape[2] * self.shape[4], self.out))
+        return tile_of(FAMILY, role, architecture(self.device), self.dtype, widest)
+
+    def constants(self, tile: Tile) -> dict[str, Any]:
+        """The constants that begin both kernels' lists."""
+        _, _, h, _, d = self.shape
+        return {
+            "H": h, "D": d, "KP": _power_of_two(h * d), "C": self.out, "CP": _power_of_two(self.out),
+            "BM": tile.rows, "PRECISION": self.precision,
+        }  # fmt: skip
 
 
-def _tile(layout: Layout, weight: Tensor, role: str) -> Tile:
-    widest = _power_of_two(max(weight.shape))
-    return tile_of(FAMILY, role, architecture(layout.heads.device), weight.dtype, widest)
+def _call(layout: Layout, weight: Tensor, *strides: Ints) -> _Call:
+    heads, dtype = layout.heads, weight.dtype
+    every = (heads.stride()[:4], layout.gate.stride()[:4], *strides)
+    return _Call(tuple(heads.shape), weight.shape[0], every, dtype, heads.device, precision(dtype))
 
 
 def gate_and_project(
@@ -67,45 +95,61 @@ def gate_and_project(
 ) -> None:
     """Fills ``out`` [B, R, N, C] with residual + keep · Linear(sigmoid(gate) · x).
 
-    ``residual`` and ``keep`` [B, R, N, C], either may be shared along an axis (expanded, or of size 1) or
-    None; ``weight`` [C, H·D] in the dtype of the product.
+    ``residual`` and ``keep`` [B, R, N, C], either may be shared along an axis (of size 1) or None; ``weight``
+    [C, H·D] in the dtype of the product.
     """
-    b, r, _, n, _ = layout.heads.shape
-    tile = _tile(layout, weight, "forward")
-    _launch_forward(
-        b * r * blocks(n, tile.rows),
-        (layout.heads, layout.gate, weight, out if residual is None else residual,
-         out if keep is None else keep, out),
-        (r, n, *_inner(layout.heads), *_inner(layout.gate), *_strides(residual, 3), *_strides(keep, 3),
-         *_strides(out, 3)),
-        _sizes(layout, weight, tile.rows)
-        | {"HAS_RESIDUAL": residual is not None, "HAS_KEEP": keep is not None},
-        tile.options(),
+    call = _call(layout, weight, _strides(residual), _strides(keep), _strides(out))
+    _plan_forward(call, residual is not None, keep is not None)(
+        layout.heads, layout.gate, weight, out if residual is None else residual,
+        out if keep is None else keep, out,
     )  # fmt: skip
+
+
+@lru_cache(_REMEMBERED)
+def _plan_forward(call: _Call, has_residual: bool, has_keep: bool) -> Launch:
+    tile = call.tile("forward")
+    b, r, _, n, _ = call.shape
+    return Launch(
+        kernel.forward_kernel,
+        b * r * blocks(n, tile.rows),
+        (r, n, *call.numbers),
+        call.constants(tile) | {"HAS_RESIDUAL": has_residual, "HAS_KEEP": has_keep},
+        tile.options(),
+    )
 
 
 def gated_gradients(
     grad: Tensor, layout: Layout, weight: Tensor, keep: Tensor | None, dx: Tensor, dgate: Tensor
 ) -> Tensor:
-    """Fills ``dx`` and ``dgate`` [B, R, H, N, D]; returns dW [C, H·D] in float32.
+    """Fills ``dx`` and ``dgate`` [B, R, H, N, D]; returns dW [programs, C, H·D] in float32, to be summed.
 
     ``grad`` [B, R, N, C].
     """
     b, r, h, n, d = layout.heads.shape
-    tile = _tile(layout, weight, "backward")
+    call = _call(layout, weight, dx.stride()[:4], dgate.stride()[:4], _strides(keep), _strides(grad))
+    tile = call.tile("backward")
     programs = min(tile.programs, b * r * blocks(n, tile.rows))
     parts = torch.empty((programs, weight.shape[0], h * d), dtype=torch.float32, device=grad.device)
-    _launch_backward(
+    _plan_backward(call, programs, keep is not None)(
+        grad, layout.heads, layout.gate, weight, grad if keep is None else keep, dx, dgate, parts
+    )
+    return parts
+
+
+@lru_cache(_REMEMBERED)
+def _plan_backward(call: _Call, programs: int, has_keep: bool) -> Launch:
+    tile = call.tile("backward")
+    b, r, _, n, _ = call.shape
+    return Launch(
+        kernel.backward_kernel,
         programs,
-        (grad, layout.heads, layout.gate, weight, grad if keep is None else keep, dx, dgate, parts),
-        (b, r, n, *_inner(layout.heads), *_inner(layout.gate), *_inner(dx), *_inner(dgate),
-         *_strides(keep, 3), *_strides(grad, 3)),
-        _sizes(layout, weight, tile.rows) | {"HAS_KEEP": keep is not None},
+        (b, r, n, *call.numbers),
+        call.constants(tile) | {"HAS_KEEP": has_keep},
         tile.options(),
-    )  # fmt: skip
-    return parts.sum(0)
+    )
 
 
-def _inner(x: Tensor) -> Sequence[int]:
-    """Strides of b, r, h and n."""
-    return x.stride()[:4]
+def forget_plans() -> None:
+    """Choose tiles anew: for whoever changes the tables."""
+    for plan in (_plan_forward, _plan_backward):
+        plan.cache_clear()

@@ -36,7 +36,7 @@ def _backward(grad: Tensor, x: Tensor, gate: Tensor, weight: Tensor, wanted: lis
         as_rows(grad)[None, None], layout, weight.to(grad.dtype).contiguous(), None, _positions(dx),
         _positions(dgate),
     )  # fmt: skip
-    return [dx.view(x.shape), dgate.view(gate.shape), dw.to(weight.dtype)]
+    return [dx.view(x.shape), dgate.view(gate.shape), dw.sum(0).to(weight.dtype)]
 
 
 def _shape(x: Tensor, gate: Tensor, weight: Tensor) -> list[int]:

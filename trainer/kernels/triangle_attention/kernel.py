@@ -199,3 +199,32 @@ def weight_gradient_kernel(
         dw = tl.dot(tl.trans(d), normed, dw, input_precision=PRECISION)
     target = parts + (split.to(tl.int64) * (4 * HD) + column[:, None]) * C + c[None, :]
     tl.store(target, dw, mask=real[:, None] & known[None, :])
+
+
+@triton.jit
+def sum_kernel(
+    first, second, third, out, A, B, C, parts_a, parts_b, parts_c, BLOCK: tl.constexpr, STEP: tl.constexpr
+):  # fmt: skip
+    """Three arrays of parts [parts_a, A], [parts_b, B] and [parts_c, C] → their sums, one after the other.
+
+    A program sums BLOCK numbers, STEP parts at a time, always in the same order; it belongs to one array.
+    """
+    pid = tl.program_id(0)
+    blocks_a, blocks_b = tl.cdiv(A, BLOCK), tl.cdiv(B, BLOCK)
+    if pid < blocks_a:
+        _sum_parts(first, out, pid, A, parts_a, BLOCK, STEP)
+    elif pid < blocks_a + blocks_b:
+        _sum_parts(second, out + A, pid - blocks_a, B, parts_b, BLOCK, STEP)
+    else:
+        _sum_parts(third, out + A + B, pid - blocks_a - blocks_b, C, parts_c, BLOCK, STEP)
+
+
+@triton.jit
+def _sum_parts(parts, out, block, count, number, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([STEP, BLOCK], tl.float32)
+    for begin in range(0, number, STEP):
+        part = begin + tl.arange(0, STEP)
+        place = parts + part.to(tl.int64)[:, None] * count + at[None, :]
+        total += tl.load(place, mask=(part < number)[:, None] & (at < count)[None, :], other=0.0)
+    tl.store(out + at, tl.sum(total, 0), mask=at < count)

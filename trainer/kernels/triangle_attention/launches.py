@@ -1,6 +1,6 @@
 """The kernels of triangle attention's projections, launched on z as it lies."""
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from megafold.trainer.kernels.evoattention.launches import LIMIT, UNIT, padded, precision
 from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.gated_output.tiles import Tile, tile_of
-from megafold.trainer.kernels.launch import Launcher, blocks
+from megafold.trainer.kernels.launch import Launch, blocks
 from megafold.trainer.kernels.triangle_attention import kernel
 from megafold.trainer.ops.normalization import EPS
 
@@ -18,11 +18,12 @@ WIDEST: Final = 256
 #: The name in the tables.
 FAMILY: Final = "triangle_attention"
 _PACK: Final = 1024
-
-_launch_pack = Launcher(kernel.pack_kernel)
-_launch_project = Launcher(kernel.project_kernel)
-_launch_input_gradient = Launcher(kernel.input_gradient_kernel)
-_launch_weight_gradient = Launcher(kernel.weight_gradient_kernel)
+#: Numbers that a program sums, and how many parts at a time.
+_SUM, _STEP = 256, 16
+#: Launches remembered for a kernel: far more than a model's shapes.
+_REMEMBERED: Final = 1024
+#: Sizes or strides.
+Ints = tuple[int, ...]
 
 
 class Sizes(NamedTuple):
@@ -41,6 +42,16 @@ class Sizes(NamedTuple):
     def hp(self) -> int:
         """Heads with padding: rows of the bias layer's weight."""
         return _power_of_two(self.h)
+
+    @property
+    def packed(self) -> int:
+        """Numbers that :func:`pack` gives."""
+        return (4 * self.hd + self.hp) * self.c + self.c * self.hd
+
+    @property
+    def gradients(self) -> Ints:
+        """Numbers of the gradients: bias layer and norm, q to gate, output."""
+        return (self.hp + 2) * self.c, 4 * self.hd * self.c, self.c * self.hd
 
     def split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         """The projections' weight [4·HD + HP, C] and the output's [C, HD] of what :func:`pack` made."""
@@ -61,25 +72,68 @@ def _power_of_two(width: int) -> int:
 
 def pack(sizes: Sizes, qkv: Tensor, gate: Tensor, bias: Tensor, out: Tensor, dtype: torch.dtype) -> Tensor:
     """All weights in ``dtype``, in one array: one launch instead of a cast for each."""
-    total = (4 * sizes.hd + sizes.hp) * sizes.c + sizes.c * sizes.hd
-    packed = torch.empty(total, dtype=dtype, device=qkv.device)
-    weights = [w.contiguous() for w in (qkv, gate, bias, out)]
-    _launch_pack(
-        blocks(total, _PACK),
-        (*weights, packed),
-        (*[w.numel() for w in weights], total),
-        {"BLOCK": _PACK},
-        {},
-    )
+    packed = torch.empty(sizes.packed, dtype=dtype, device=qkv.device)
+    _plan_pack(sizes)(qkv.contiguous(), gate.contiguous(), bias.contiguous(), out.contiguous(), packed)
     return packed
 
 
-def _constants(sizes: Sizes) -> dict[str, Any]:
-    return {"C": sizes.c, "CP": _power_of_two(sizes.c), "H": sizes.h, "D": sizes.d}
+@lru_cache(_REMEMBERED)
+def _plan_pack(sizes: Sizes) -> Launch:
+    hd, c = sizes.hd, sizes.c
+    numbers = (3 * hd * c, hd * c, sizes.h * c, c * hd, sizes.packed)
+    return Launch(kernel.pack_kernel, blocks(sizes.packed, _PACK), numbers, {"BLOCK": _PACK}, {})
 
 
-def _tile(z: Tensor, weight: Tensor, role: str) -> Tile:
-    return tile_of(FAMILY, role, architecture(z.device), weight.dtype, _power_of_two(z.shape[-1]))
+class _Call(NamedTuple):
+    """All that a launch depends on beside tensors.
+
+    Attributes:
+        sizes: of the layers.
+        shape: B, R and N.
+        strides: of z, then of what else a kernel takes.
+        dtype: of the products.
+        device: of everything.
+        precision: of the products, as the kernels take it.
+    """
+
+    sizes: Sizes
+    shape: Ints
+    strides: tuple[Ints, ...]
+    dtype: torch.dtype
+    device: torch.device
+    precision: str
+
+    @property
+    def part(self) -> int:
+        """Elements between q and k."""
+        b, r, n = self.shape
+        return b * r * n * self.sizes.hd
+
+    @property
+    def numbers(self) -> Ints:
+        """The strides, one after the other, and :attr:`part`."""
+        return (*(each for strides in self.strides for each in strides), self.part)
+
+    def tile(self, role: str) -> Tile:
+        """The role's tile."""
+        return tile_of(FAMILY, role, architecture(self.device), self.dtype, _power_of_two(self.sizes.c))
+
+    def tiles(self, tile: Tile) -> int:
+        """How many tiles cover all positions."""
+        b, r, n = self.shape
+        return b * r * blocks(n, tile.rows)
+
+    def constants(self, *, heads: bool = True) -> dict[str, Any]:
+        """The constants that begin every kernel's list."""
+        sizes = self.sizes
+        return {"C": sizes.c, "CP": _power_of_two(sizes.c), "H": sizes.h, "D": sizes.d} | (
+            {"HP": sizes.hp} if heads else {}
+        )
+
+
+def _call(z: Tensor, sizes: Sizes, dtype: torch.dtype, *others: Tensor | None) -> _Call:
+    strides = tuple([(0, 0, 0) if x is None else x.stride()[:3] for x in (z, *others)])
+    return _Call(sizes, tuple(z.shape[:3]), strides, dtype, z.device, precision(dtype))
 
 
 def project(z: Tensor, norm: Norm, weight: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -88,19 +142,24 @@ def project(z: Tensor, norm: Norm, weight: Tensor, sizes: Sizes) -> tuple[Tensor
     ``z`` [B, R, N, C], channels next to each other.
     """
     b, r, n, _ = z.shape
-    jp = padded(n)
     projected = torch.empty((4, b, r, sizes.h, n, sizes.d), dtype=weight.dtype, device=z.device)
-    bias = torch.empty((b, sizes.h, r, jp), dtype=weight.dtype, device=z.device)
-    tile = _tile(z, weight, "project")
-    _launch_project(
-        b * r * blocks(n, tile.rows),
-        (z, *norm, weight, projected, bias),
-        (r, n, jp, *z.stride()[:3], projected.stride(0)),
-        _constants(sizes) | {"HP": sizes.hp, "BM": tile.rows, "BN": tile.columns, "SCALE": UNIT[weight.dtype],
-         "LIMIT": LIMIT[weight.dtype], "EPS": EPS, "PRECISION": precision(weight.dtype)},
+    bias = torch.empty((b, sizes.h, r, padded(n)), dtype=weight.dtype, device=z.device)
+    _plan_project(_call(z, sizes, weight.dtype))(z, *norm, weight, projected, bias)
+    return projected, bias
+
+
+@lru_cache(_REMEMBERED)
+def _plan_project(call: _Call) -> Launch:
+    tile = call.tile("project")
+    _, r, n = call.shape
+    return Launch(
+        kernel.project_kernel,
+        call.tiles(tile),
+        (r, n, padded(n), *call.numbers),
+        call.constants() | {"BM": tile.rows, "BN": tile.columns, "SCALE": UNIT[call.dtype],
+         "LIMIT": LIMIT[call.dtype], "EPS": EPS, "PRECISION": call.precision},
         tile.options(),
     )  # fmt: skip
-    return projected, bias
 
 
 def input_gradient(
@@ -110,40 +169,70 @@ def input_gradient(
     """Fills ``dz`` [B, R, N, C], to which the gradient that the residual brings is added.
 
     Returns:
-        [HP + 2, C] float32: gradients of the bias layer's weight, the norm's weight and its offset.
+        [programs, HP + 2, C] float32, to be summed: gradients of the bias layer's weight, the norm's weight
+        and its offset.
     """
-    b, r, n, _ = z.shape
-    tile = _tile(z, weight, "input_gradient")
-    programs = min(tile.programs, b * r * blocks(n, tile.rows))
+    call = _call(z, sizes, weight.dtype, dz, residual)
+    tile = call.tile("input_gradient")
+    programs = min(tile.programs, call.tiles(tile))
     parts = torch.empty((programs, sizes.hp + 2, sizes.c), dtype=torch.float32, device=z.device)
-    _launch_input_gradient(
+    _plan_input(call, programs, residual is not None)(
+        dprojected, dbias, dz if residual is None else residual, z, *norm, weight, dz, parts
+    )
+    return parts
+
+
+@lru_cache(_REMEMBERED)
+def _plan_input(call: _Call, programs: int, has_residual: bool) -> Launch:
+    tile = call.tile("input_gradient")
+    return Launch(
+        kernel.input_gradient_kernel,
         programs,
-        (dprojected, dbias, dz if residual is None else residual, z, *norm, weight, dz, parts),
-        (b, r, n, dbias.shape[-1], *z.stride()[:3], *dz.stride()[:3], *_strides(residual),
-         dprojected.stride(0)),
-        _constants(sizes) | {"HP": sizes.hp, "BM": tile.rows, "BN": tile.columns, "EPS": EPS,
-         "PRECISION": precision(weight.dtype), "HAS_RESIDUAL": residual is not None},
+        (*call.shape, padded(call.shape[2]), *call.numbers),
+        call.constants() | {"BM": tile.rows, "BN": tile.columns, "EPS": EPS, "PRECISION": call.precision,
+         "HAS_RESIDUAL": has_residual},
         tile.options(),
     )  # fmt: skip
-    return parts.sum(0)
-
-
-def _strides(x: Tensor | None) -> Sequence[int]:
-    return (0, 0, 0) if x is None else x.stride()[:3]
 
 
 def weight_gradient(dprojected: Tensor, z: Tensor, norm: Norm, sizes: Sizes) -> Tensor:
-    """Gradient [4·HD, C] float32 of the weights of q, k, v and gate."""
-    b, r, n, _ = z.shape
-    tile = _tile(z, dprojected, "weight_gradient")
-    splits = min(tile.programs, b * r * blocks(n, tile.rows))
+    """[splits, 4·HD, C] float32, to be summed: gradient of the weights of q, k, v and gate."""
+    call = _call(z, sizes, dprojected.dtype)
+    tile = call.tile("weight_gradient")
+    splits = min(tile.programs, call.tiles(tile))
     parts = torch.empty((splits, 4 * sizes.hd, sizes.c), dtype=torch.float32, device=z.device)
-    _launch_weight_gradient(
-        splits * blocks(4 * sizes.hd, tile.columns),
-        (dprojected, z, *norm, parts),
-        (b, r, n, splits, *z.stride()[:3], dprojected.stride(0)),
-        _constants(sizes)
-        | {"BM": tile.rows, "BN": tile.columns, "EPS": EPS, "PRECISION": precision(dprojected.dtype)},
+    _plan_weight(call, splits)(dprojected, z, *norm, parts)
+    return parts
+
+
+@lru_cache(_REMEMBERED)
+def _plan_weight(call: _Call, splits: int) -> Launch:
+    tile = call.tile("weight_gradient")
+    return Launch(
+        kernel.weight_gradient_kernel,
+        splits * blocks(4 * call.sizes.hd, tile.columns),
+        (*call.shape, splits, *call.numbers),
+        call.constants(heads=False)
+        | {"BM": tile.rows, "BN": tile.columns, "EPS": EPS, "PRECISION": call.precision},
         tile.options(),
     )
-    return parts.sum(0)
+
+
+def sum_parts(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
+    """Sums over the first axis of three arrays, flat and one after the other: one launch."""
+    counts = tuple([x[0].numel() for x in (first, second, third)])
+    out = torch.empty(sum(counts), dtype=torch.float32, device=first.device)
+    _plan_sum(counts, (len(first), len(second), len(third)))(first, second, third, out)
+    return out
+
+
+@lru_cache(_REMEMBERED)
+def _plan_sum(counts: Ints, parts: Ints) -> Launch:
+    programs = sum(blocks(count, _SUM) for count in counts)
+    return Launch(kernel.sum_kernel, programs, (*counts, *parts), {"BLOCK": _SUM, "STEP": _STEP}, {})
+
+
+def forget_plans() -> None:
+    """Choose tiles anew: for whoever changes the tables."""
+    for plan in (_plan_project, _plan_input, _plan_weight):
+        plan.cache_clear()

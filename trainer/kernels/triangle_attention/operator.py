@@ -26,6 +26,7 @@ from megafold.trainer.kernels.triangle_attention.launches import (
     input_gradient,
     pack,
     project,
+    sum_parts,
     weight_gradient,
 )
 from megafold.trainer.ops.precision import result_dtype
@@ -75,8 +76,8 @@ def _backward(
     grad: Tensor, z: Tensor, norm_weight: Tensor, norm_bias: Tensor, keep: Tensor | None, projected: Tensor,
     prepared: Tensor, masked: Tensor, attended: Tensor, lse: Tensor, packed: Tensor, starting: bool,
     residual: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dZ; in float32: bias layer and norm [HP + 2, C], q, k, v and gate [4·HD, C], output [C, HD]."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dZ; in float32, flat: bias layer and norm [HP + 2, C], q, k, v and gate [4·HD, C], output [C, HD]."""
     h, n, d = projected.shape[3:]
     sizes, norm = Sizes(z.shape[-1], h, d), Norm(norm_weight, norm_bias)
     weight, weight_out = sizes.split(packed)
@@ -99,7 +100,7 @@ def _backward(
     dsmall = input_gradient(
         dprojected, dbias, grad if residual else None, rows, norm, weight, sizes, _rows(dz, starting)
     )
-    return dz, dsmall, weight_gradient(dprojected, rows, norm, sizes), dw_out
+    return dz, sum_parts(dsmall, weight_gradient(dprojected, rows, norm, sizes), dw_out)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -107,7 +108,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.save_for_backward(z, norm_weight, norm_bias, keep, *output[1:])
     ctx.settings = (starting, residual)
     ctx.dtypes = [t.dtype for t in (norm_weight, norm_bias, qkv, gate, bias, out_weight)]
-    ctx.n_head = bias.shape[0]
+    ctx.sizes = _sizes(bias, gate)
     ctx.set_materialize_grads(False)
 
 
@@ -115,9 +116,12 @@ _NOTHING: Final = (None,) * 12
 
 
 def _finish(ctx: Any, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    dz, small, dw, dw_out = gradients
-    hd = dw.shape[0] // 4
-    weights = (small[-2], small[-1], dw[: 3 * hd], dw[3 * hd :], small[: ctx.n_head], dw_out)
+    dz, flat = gradients
+    sizes: Sizes = ctx.sizes
+    small, dw, dw_out = flat.split(sizes.gradients)
+    small, dw = small.view(-1, sizes.c), dw.view(-1, sizes.c)
+    qkv, gate = dw.split((3 * sizes.hd, sizes.hd))
+    weights = (small[-2], small[-1], qkv, gate, small[: sizes.h], dw_out.view(sizes.c, sizes.hd))
     typed = [w.to(dtype) for w, dtype in zip(weights, ctx.dtypes, strict=True)]
     return dz, None, *typed, None, None, None, None
 
@@ -151,16 +155,16 @@ def _(
     out_weight: Tensor, keep: Tensor | None, starting: bool, residual: bool, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sizes = _sizes(bias, gate)
-    b, r, n, c = z.shape
+    b, r, n, _ = z.shape
     kind = torch.promote_types(z.dtype, dtype) if residual else dtype
     return (
         z.new_empty(z.shape, dtype=kind),
         z.new_empty((4, b, r, sizes.h, n, sizes.d), dtype=dtype),
         z.new_empty((b, sizes.h, r, padded(n)), dtype=dtype),
-        z.new_empty((b, r, padded(n)), dtype=torch.float32),
+        z.new_empty((b, r, padded(n)), dtype=dtype),
         z.new_empty((b, r, sizes.h, n, sizes.d), dtype=dtype),
         z.new_empty((b, r, sizes.h, line_length(n, dtype)), dtype=torch.float32),
-        z.new_empty((4 * sizes.hd + sizes.hp) * c + c * sizes.hd, dtype=dtype),
+        z.new_empty(sizes.packed, dtype=dtype),
     )
 
 
@@ -169,14 +173,9 @@ def _(
     grad: Tensor, z: Tensor, norm_weight: Tensor, norm_bias: Tensor, keep: Tensor | None, projected: Tensor,
     prepared: Tensor, masked: Tensor, attended: Tensor, lse: Tensor, packed: Tensor, starting: bool,
     residual: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     sizes = Sizes(z.shape[-1], projected.shape[3], projected.shape[5])
-    return (
-        z.new_empty(z.shape),
-        lse.new_empty((sizes.hp + 2, sizes.c)),
-        lse.new_empty((4 * sizes.hd, sizes.c)),
-        lse.new_empty((sizes.c, sizes.hd)),
-    )
+    return z.new_empty(z.shape), lse.new_empty(sum(sizes.gradients))
 
 
 def _operator_gradients(ctx: Any, grad: Tensor | None, *_others: None) -> tuple[Tensor | None, ...]:

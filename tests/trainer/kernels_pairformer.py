@@ -1,0 +1,116 @@
+"""A Pairformer block on back end ``triton``; ``test_kernels_triangle_attention.py`` runs it interpreted.
+
+On a machine with a GPU it also runs compiled: ``pytest tests/trainer/kernels_pairformer.py``.
+"""
+
+import pytest
+import torch
+import triton
+from torch import Tensor, nn
+
+from megafold.trainer import ops
+from megafold.trainer.model.config import PairformerConfig
+from megafold.trainer.model.pairformer import PairformerBlock
+
+DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
+C_S, C_Z = 32, 16
+if DEVICE == "cuda" and not torch.cuda.is_available():
+    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+
+
+def make_block(dropout: float = 0.0) -> PairformerBlock:
+    torch.manual_seed(0)
+    config = PairformerConfig(
+        c_triangle=16, c_attention=8, n_head_pair=2, n_head_single=2, n_transition=2, dropout=dropout
+    )
+    block = PairformerBlock(C_S, C_Z, config).to(DEVICE).train()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+    return block
+
+
+def make_inputs(length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(1)
+    mask = torch.ones(1, length, dtype=torch.bool, device=DEVICE)
+    mask[:, -1] = False
+    s = torch.randn(1, length, C_S, device=DEVICE).requires_grad_()
+    z = torch.randn(1, length, length, C_Z, device=DEVICE).requires_grad_()
+    return s, z, mask, mask[:, :, None] & mask[:, None]
+
+
+def results(run, block: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Both outputs and every gradient."""
+    s, z = run(*inputs)
+    leaves = [*inputs[:2], *block.parameters()]
+    return [s.detach(), z.detach(), *torch.autograd.grad([s.square().sum() + z.square().sum()], leaves)]
+
+
+def test_block_agrees_with_the_reference():
+    block, inputs = make_block(), make_inputs(5)
+    expected = results(block, block, inputs)
+    with ops.use_backend("triton"):
+        ours = results(block, block, inputs)
+    for value, right in zip(ours, expected, strict=True):
+        torch.testing.assert_close(value, right, rtol=1e-3, atol=1e-3 * right.abs().max().item() + 1e-6)
+
+
+def test_block_is_one_graph_under_compile():
+    block, inputs = make_block(), make_inputs(4)
+    torch._dynamo.reset()
+    with ops.use_backend("triton"):
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager", dynamic=False)
+        ours = results(compiled, block, inputs)
+        expected = results(block, block, inputs)
+    for value, right in zip(ours, expected, strict=True):
+        torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4 * right.abs().max().item() + 1e-6)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [64, 101])
+def test_cuda_graphs_of_the_block_replay(length):
+    block = make_block()
+    s, z, mask, pair_mask = make_inputs(length)
+
+    class OnTriton(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+            with ops.use_backend("triton"):
+                result: tuple[Tensor, Tensor] = self.block(s, z, mask, pair_mask)
+            return result
+
+    plain = OnTriton()
+    expected = results(plain, block, (s, z))
+    graphed = torch.cuda.make_graphed_callables(OnTriton(), make_inputs(length)[:2])
+    for _ in range(2):
+        for value, right in zip(results(graphed, block, (s, z)), expected, strict=True):
+            torch.testing.assert_close(value, right, rtol=1e-3, atol=1e-3 * right.abs().max().item() + 1e-6)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_dropout_differs_between_replays():
+    block = make_block(dropout=0.5)
+    s, z, mask, pair_mask = make_inputs(64)
+    static = z.detach()
+    graph = torch.cuda.CUDAGraph()
+    with ops.use_backend("triton"), torch.no_grad():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                block(s, static, mask, pair_mask)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph):
+            _, out = block(s, static, mask, pair_mask)
+    seen = []
+    for _ in range(2):
+        graph.replay()
+        seen.append(out.clone())
+    assert torch.isfinite(seen[0]).all()
+    assert not torch.equal(*seen)
