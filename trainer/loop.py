@@ -207,7 +207,10 @@ class Trainer:
             waited += time.perf_counter() - asked
             self._seed_noise(turn)
             loss = self._loss_of(self, batch, cycles)
-            (loss.total / config.accumulate).backward()
+            # On this thread: PyTorch's own for the GPU costs a hand-over there and back and cold caches, and
+            # the host is what a short crop's step waits for.
+            with torch.autograd.set_multithreading_enabled(False):
+                (loss.total / config.accumulate).backward()
             samples += len(batch["token_mask"])
             for name, value in loss.values().items():
                 sums[name] = sums.get(name, 0.0) + value / config.accumulate
