@@ -3,7 +3,6 @@
 Shapes: s [B, N, C_s]; z [B, N, N, C_z]; mask [B, N] boolean; pair_mask [B, N, N] boolean.
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megafold.trainer.model.config import PairformerConfig
@@ -28,26 +27,11 @@ class PairUpdate(nn.Module):
 
     def forward(self, z: Tensor, pair_mask: Tensor) -> Tensor:
         """[B, N, N, C_z] → [B, N, N, C_z], residuals included."""
-        outgoing, incoming, starting, ending = self._keeps(z)
-        z = _added(z, self.multiplication_outgoing(z, pair_mask), outgoing)
-        z = _added(z, self.multiplication_incoming(z, pair_mask), incoming)
-        z = self.attention_starting(z, pair_mask, starting, residual=True)
-        z = self.attention_ending(z, pair_mask, ending, residual=True)
+        z = z + self.dropout_row(self.multiplication_outgoing(z, pair_mask))
+        z = z + self.dropout_row(self.multiplication_incoming(z, pair_mask))
+        z = self.attention_starting(z, pair_mask, self.dropout_row.keep(z), residual=True)
+        z = self.attention_ending(z, pair_mask, self.dropout_column.keep(z), residual=True)
         return z + self.transition(z)
-
-    def _keeps(self, z: Tensor) -> tuple[Tensor | None, ...]:
-        """Dropout's factors for the four updates, from one draw; the last is column-wise."""
-        rate = self.dropout_row.rate
-        if not self.training or rate == 0:
-            return (None,) * 4
-        b, n, _, c = z.shape
-        drawn = F.dropout(z.new_ones(4, b, n, c), rate)
-        outgoing, incoming, starting = drawn[:3].unsqueeze(2).unbind()
-        return outgoing, incoming, starting, drawn[3].unsqueeze(2)
-
-
-def _added(z: Tensor, update: Tensor, keep: Tensor | None) -> Tensor:
-    return z + (update if keep is None else update * keep)
 
 
 class PairformerBlock(nn.Module):
