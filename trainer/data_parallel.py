@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 _BUCKET_ELEMENTS = 2**24
 
@@ -56,7 +57,15 @@ class Ranks:
         """Join the process group, if there are peers and none exists yet; true if this call made it."""
         if self.world == 1 or dist.is_initialized():
             return False
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # torchrun may keep its store when it starts the ranks anew, with the addresses of those that died.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store, rank, world = next(rendezvous("env://"))
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore(f"attempt-{attempt}", store),
+            rank=rank,
+            world_size=world,
+        )
         return True
 
     def sum(self, values: Tensor) -> Tensor:

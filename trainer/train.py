@@ -1,6 +1,7 @@
 """A training run from its settings and data to checkpoints, logs and sampled structures."""
 
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from megafold.trainer.parallel.mesh import ParallelMesh, require_divisible
 from megafold.trainer.parallel.training import SharedLoss, shared_data
 from megafold.trainer.parallel.watch import PeerError, PeerWatch
 from megafold.trainer.presets.model import model_preset
+from megafold.trainer.signals import StopSignals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,16 +144,19 @@ def run_training(
 
 def _run(trainer: Trainer, watch: PeerWatch) -> RunResult:
     """Train; an error that comes from a rank that is gone says so."""
-    try:
-        return trainer.run()
-    except RuntimeError as error:
-        missing = watch.missing()
-        if not missing:
-            raise
-        raise PeerError(
-            f"{', '.join(missing)} died in step {trainer.step}, and this run ends. Newest checkpoint: "
-            f"{trainer.checkpoints.latest() or 'none yet'}. Start again with --resume"
-        ) from error
+    with StopSignals():  # torchrun ends the other ranks at once, which must not keep them from saying why
+        try:
+            return trainer.run()
+        except RuntimeError as error:
+            missing = watch.missing()
+            if not missing:
+                raise
+            message = (
+                f"{', '.join(missing)} died in step {trainer.step}, and this run ends. Newest checkpoint: "
+                f"{trainer.checkpoints.latest() or 'none yet'}. Start again with --resume"
+            )
+            print(f"Error: {message}", file=sys.stderr, flush=True)
+            raise PeerError(message) from error
 
 
 def _begin(trainer: Trainer, folder: Path, resume: Resume | None) -> None:

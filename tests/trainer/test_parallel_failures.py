@@ -41,14 +41,15 @@ SCRIPT = textwrap.dedent(
 
     pairformer.pairformer_block = fatal
     config = quick_config(
-        sp=2, steps=5, n_copies=2, n_cycles=1, checkpoint_every=2, peer_timeout_s=8, log_every=1
+        sp=2, steps=5, n_copies=2, n_cycles=1, checkpoint_every=2, peer_timeout_s=8, log_every=1,
+        sample_count=1, sample_steps=2, sample_cycles=1,
     )
     try:
         summary = run_training(config, DATA, folder, resume=Resume(), model=mini_model(config=LITTLE))
     except TrainerError as error:
         print(f"Error: {error}", file=sys.stderr, flush=True)
         os._exit(2)
-    print("finished", summary.steps, flush=True)
+    print("finished", summary.steps, len(summary.structures), flush=True)
     # Without the interpreter's teardown: gloo's threads now and then abort a process that has finished.
     os._exit(0)
     """
@@ -111,6 +112,7 @@ def test_torchrun_starts_again_from_the_last_checkpoint(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert "step-00000002.pt after step 2" in result.stdout
-    assert result.stdout.count("finished 5") == 2
+    # The first rank samples a structure, from the whole of the sample that training would see next.
+    assert result.stdout.count("finished 5 1") == result.stdout.count("finished 5 0") == 1
     assert "rank 1 (" in result.stderr
     assert "died in step 3" in result.stderr

@@ -26,13 +26,16 @@ LITTLE = replace(MINI, n_pairformer=1, n_msa=1, diffusion=replace(MINI.diffusion
 
 
 class Entries(Dataset[dict[str, Tensor]]):
-    """Samples of 5 tokens in float64."""
+    """Samples of 5 tokens."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
 
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: tuple[int, int]) -> dict[str, Tensor]:
-        batch = as_dtype(random_batch(index[1], 5, n_ligand=2, n_msa=3, n_templ=1))
+        batch = as_dtype(random_batch(index[1], 5, n_ligand=2, n_msa=3, n_templ=1), self.dtype)
         return {name: value[0] for name, value in batch.items()}
 
 
@@ -40,7 +43,11 @@ def stack(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
-DATA = TrainingData(dataset=Entries(), collate=stack, identity={"manifest": "ab"})
+def data_of(dtype: torch.dtype) -> TrainingData:
+    return TrainingData(dataset=Entries(dtype), collate=stack, identity={"manifest": "ab"})
+
+
+DATA = data_of(torch.float64)
 
 
 @contextmanager
@@ -72,9 +79,11 @@ def run(folder: Path, config: TrainConfig, world: int, checkpoint: Path | None =
     """Train on the first ``world`` ranks, which are all or this one alone."""
     ranks = Ranks(dist.get_rank(), world, 0, config.sp) if world > 1 else Ranks()
     peers = ParallelMesh.create(torch.device("cpu"), config.sp).sp if world > 1 else Peers()
-    stream = BatchStream(shared_data(DATA, peers), config, ranks)
+    dtype = torch.float32 if config.precision == "bf16" else torch.float64
+    stream = BatchStream(shared_data(data_of(dtype), peers), config, ranks)
     feed = Feed(batches=stream, sampler=stream, identity=DATA.identity)
-    model = mini_model(seed=ranks.rank, config=LITTLE)
+    model = mini_model(seed=ranks.rank, config=LITTLE, dtype=dtype)
+    model.backend = config.backend
     loss_of = SharedLoss(peers) if peers.size > 1 else None
     trainer = Trainer(model, config, feed, folder, ranks, loss_of)
     if checkpoint is not None:
@@ -142,6 +151,20 @@ def test_a_checkpoint_resumes_on_another_layout(rank_pool, tmp_path):
     for loss, moved in losses.values():
         assert loss == pytest.approx(expected, rel=1e-10)
         assert moved < 1e-9
+
+
+def check_precision(folder: Path) -> tuple[float, float]:
+    """Losses of a step in bfloat16 on four ranks and alone, through a back end without kernels for CPUs."""
+    settings = replace(config_of(4, 1, 1), precision="bf16", backend="triton")
+    shared = run(folder / "shared", settings, 4)
+    alone = run(folder / f"alone{dist.get_rank()}", replace(settings, sp=1), 1)
+    return tuple(float(trainer.values["loss"]) for trainer in (shared, alone))  # type: ignore[return-value,attr-defined]
+
+
+def test_low_precision_and_another_back_end(rank_pool, tmp_path):
+    pytest.importorskip("triton")
+    for shared, alone in rank_pool.run(check_precision, tmp_path):
+        assert shared == pytest.approx(alone, rel=0.05)
 
 
 def check_skip(folder: Path) -> tuple[int, float]:
