@@ -38,32 +38,31 @@ class SampleOrder(SamplerState, Protocol):
 
 
 class EpochOrder:
-    """One rank's samples, for ever: ``(epoch, index)``, with every ``world``-th index of each epoch.
+    """One rank's samples, for ever: ``(epoch, index)``, every ``world``-th of all epochs' in a row.
 
     The indices need no shuffling: what an index stands for is drawn from the seed, the epoch and the index.
-    Where an epoch does not go round, its last indices are left out, so that ranks stay in step.
+    Where an epoch does not go round, the last ranks go on with the next one: all samples come once, in the
+    same order on any number of ranks.
     """
 
     def __init__(self, epoch_size: int, seed: int = 0, rank: int = 0, world: int = 1) -> None:
         """``epoch_size``: samples in an epoch, over all ranks.
 
         Raises:
-            DataError: an epoch is too small to give every rank a sample.
+            DataError: an epoch has no samples.
         """
-        if epoch_size < world:
-            raise DataError(
-                f"an epoch has {epoch_size} samples for {world} ranks: make it larger, or use fewer ranks"
-            )
+        if epoch_size < 1:
+            raise DataError("an epoch has 0 samples: build a cache with at least one entry")
         self._epoch_size, self._rank, self._world = epoch_size, rank, world
         self._seed, self._epoch, self._position = seed, 0, 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         while True:
-            if self._position + self._world > self._epoch_size:
-                self._epoch, self._position = self._epoch + 1, 0
-            index = self._epoch, self._position + self._rank
-            self._position += self._world
-            yield index
+            epochs, index = divmod(self._position + self._rank, self._epoch_size)
+            own = self._epoch + epochs, index
+            epochs, self._position = divmod(self._position + self._world, self._epoch_size)
+            self._epoch += epochs
+            yield own
 
     def state_dict(self) -> dict[str, int]:
         """Seed, epoch, and the samples of it that all ranks together have had."""

@@ -12,8 +12,8 @@ from megafold.pipeline.stream.config import (
     StreamConfig,
     TemplateConfig,
 )
+from megafold.pipeline.stream.order import SamplerState, find_sampler_state
 from megafold.pipeline.stream.sample import Sample, Stream
-from megafold.pipeline.stream.sampling import SamplerState
 
 __all__ = [
     "CropConfig",
@@ -27,5 +27,6 @@ __all__ = [
     "StreamConfig",
     "TemplateConfig",
     "collate",
+    "find_sampler_state",
     "validate_sample",
 ]

@@ -1,11 +1,11 @@
-"""Which entry and chains a sample is about, and in what order ranks and workers go through an epoch.
+"""Which entry and chains a sample is about.
 
 What index ``i`` of epoch ``e`` is depends on ``(seed, e, i)`` and the manifest alone. Ranks and workers only
-share out the indices.
+share out the indices (``order.py``).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -217,30 +217,3 @@ def _cluster_sizes(cluster: NDArray[np.int64]) -> NDArray[np.int64]:
     _, inverse, counts = np.unique(cluster, return_inverse=True, return_counts=True)
     found: NDArray[np.int64] = counts[inverse]
     return found
-
-
-@dataclass(frozen=True)
-class SamplerState:
-    """Where training stands: everything needed to go on exactly. ``position`` counts all ranks' samples."""
-
-    seed: int = 0
-    epoch: int = 0
-    position: int = 0
-
-    def advanced(self, samples: int) -> "SamplerState":
-        """The state after ``samples`` more samples of this epoch, over all ranks."""
-        return SamplerState(self.seed, self.epoch, self.position + samples)
-
-    def next_epoch(self) -> "SamplerState":
-        """The start of the next epoch."""
-        return SamplerState(self.seed, self.epoch + 1, 0)
-
-    def indices(self, epoch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, int]]:
-        """(epoch, index) of the rest of this epoch for one rank: every ``world_size``-th position.
-
-        Every rank gets the same number: the last ``< world_size`` positions of an epoch that do not go
-        round are left out, so that ranks never wait for each other.
-        """
-        rounds = max(0, epoch_size - self.position) // world_size
-        for round_ in range(rounds):
-            yield self.epoch, self.position + round_ * world_size + rank

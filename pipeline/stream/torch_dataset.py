@@ -1,6 +1,6 @@
 """The stream as a PyTorch data set. The only module of the pipeline that imports torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,11 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from megafold.cache_store import Digest, Store
+from megafold.pipeline.errors import InputError
 from megafold.pipeline.stream.collate import PadSizes, collate
 from megafold.pipeline.stream.config import StreamConfig
+from megafold.pipeline.stream.order import SamplerState
 from megafold.pipeline.stream.sample import Sample, Stream
-from megafold.pipeline.stream.sampling import SamplerState
 
 
 class StreamDataset(Dataset[Sample]):
@@ -53,25 +54,53 @@ class StreamDataset(Dataset[Sample]):
 
 
 class RankSampler(Sampler[tuple[int, int]]):
-    """One rank's share of what is left of an epoch, as ``(epoch, index)`` for :class:`StreamDataset`.
+    """One rank's share of the samples, as ``(epoch, index)`` for :class:`StreamDataset`.
 
-    ``state`` says where to start; to resume, set it to what the checkpoint holds. Iterating does not move
-    it: workers fetch ahead, so only the training loop knows which samples were used.
+    An iteration ends with the epoch, the next one goes on behind it: over all ranks, every sample comes once
+    and in the same order whatever ``world_size`` (:class:`SamplerState`).
+
+    ``state_dict`` is the place behind the indices handed out so far. A loader asks for indices ahead of the
+    batches that it gives, so a checkpoint needs the place behind the batches used: torchdata's
+    StatefulDataLoader keeps it by itself; with a plain DataLoader it is
+    ``start.advanced(batches * batch_size * world_size, epoch_size)``, with ``start`` the sampler's state
+    before the first of them.
     """
 
     def __init__(
         self, epoch_size: int, state: SamplerState | None = None, rank: int = 0, world_size: int = 1
     ) -> None:
+        if not 0 <= rank < world_size or epoch_size < 1:
+            raise InputError(
+                f"rank {rank} of {world_size} with epochs of {epoch_size} samples: ranks count from 0, "
+                "and an epoch has a sample",
+                reason="sampler",
+            )
         self.epoch_size = epoch_size
-        self.state = state or SamplerState()
         self.rank = rank
         self.world_size = world_size
+        self.state = self._began = state or SamplerState()
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return self.state.indices(self.epoch_size, self.rank, self.world_size)
+        began = self._began = self.state.advanced(0, self.epoch_size)
+        for index in began.indices(self.epoch_size, self.rank, self.world_size):
+            self.state = self.state.advanced(self.world_size, self.epoch_size)
+            yield index
 
     def __len__(self) -> int:
-        return max(0, self.epoch_size - self.state.position) // self.world_size
+        """Indices of the iteration that has begun, or will."""
+        return self._began.rounds(self.epoch_size, self.world_size)
+
+    def state_dict(self) -> dict[str, int]:
+        """Seed, epoch, and the samples of it that all ranks have had: the same on every rank."""
+        return self.state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from a place, on any number of ranks.
+
+        Raises:
+            InputError: it is no state of a sampler.
+        """
+        self.state = self._began = SamplerState.from_mapping(state)
 
 
 class TorchCollate:

@@ -192,6 +192,7 @@ def structure(entry, chains, bonds=(), interfaces=(), release_date="2020-01-01")
         ],
         "chains": {"label_asym_id": labels, "auth_asym_id": labels, "operator": ["1"] * len(chains)},
         "filtered": {},
+        "changed": {},
         "warnings": [],
     }
     return make_content("structure", arrays, attributes)

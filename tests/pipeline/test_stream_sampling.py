@@ -7,7 +7,7 @@ import pytest
 
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.manifest import manifest_from_rows
-from megafold.pipeline.stream import SamplerState, SamplingConfig, StreamConfig
+from megafold.pipeline.stream import SamplingConfig, StreamConfig
 from megafold.pipeline.stream.random_streams import RandomStreams, random_rotations
 from megafold.pipeline.stream.sampling import TargetSampler, target_weights
 from tests.pipeline.test_manifest import attributes, chain_row, entry_row
@@ -172,26 +172,6 @@ def test_one_entry_alone_can_be_asked_for():
         TargetSampler(data, SamplingConfig(entries=("9zzz",)))
     with pytest.raises(InputError, match="no entry"):
         TargetSampler(data, SamplingConfig(max_tokens=1))
-
-
-def test_ranks_share_out_the_same_order():
-    size = 103
-    whole = list(SamplerState(0, 4, 0).indices(size))
-    assert whole == [(4, i) for i in range(size)]
-    for world in (2, 3, 8):
-        shares = [list(SamplerState(0, 4, 0).indices(size, rank, world)) for rank in range(world)]
-        assert len({len(share) for share in shares}) == 1
-        assert sorted(item for share in shares for item in share) == whole[: size - size % world]
-        assert [index for _, index in shares[1]][:2] == [1, 1 + world]
-
-
-def test_resuming_on_another_number_of_ranks_goes_on_with_the_same_samples():
-    size, state = 40, SamplerState(7, 2, 0)
-    before = [item for rank in range(4) for item in list(state.indices(size, rank, 4))[:3]]
-    state = state.advanced(len(before))
-    after = [item for rank in range(2) for item in state.indices(size, rank, 2)]
-    assert sorted(before + after) == [(2, index) for index in range(size)]
-    assert state.next_epoch() == SamplerState(7, 3, 0)
 
 
 def test_purposes_seeds_epochs_and_indices_have_streams_of_their_own():

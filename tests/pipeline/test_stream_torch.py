@@ -73,6 +73,8 @@ def test_rank_sampler_and_epochs_in_indices(cache):
         sampler = RankSampler(len(dataset), SamplerState(11, 5, 2), rank, 2)
         assert len(sampler) == 3
         got = [dataset[item].meta["index"] for item in sampler]
+        assert sampler.state_dict() == {"seed": 11, "epoch": 6, "position": 0}
+        assert len(sampler) == 3  # of the iteration that is over
         assert got == [2 + rank, 4 + rank, 6 + rank]
         assert dataset[5, rank].meta == samples[rank].meta
     with pytest.raises(IndexError, match="index 8"):

@@ -1,5 +1,7 @@
 """The place in the data is that of the batches used, however far workers have read ahead."""
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -39,9 +41,23 @@ def take(stream, count):
 
 def test_order_by_hand():
     order = iter(EpochOrder(5, seed=3, rank=1, world=2))
-    assert [next(order) for _ in range(5)] == [(0, 1), (0, 3), (1, 1), (1, 3), (2, 1)]
-    with pytest.raises(DataError, match="1 samples for 2 ranks"):
-        EpochOrder(1, world=2)
+    assert [next(order) for _ in range(5)] == [(0, 1), (0, 3), (1, 0), (1, 2), (1, 4)]
+    assert [next(iter(EpochOrder(1, rank=rank, world=3))) for rank in range(3)] == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_any_number_of_ranks_goes_through_the_same_sequence():
+    whole = list(itertools.islice(EpochOrder(7), 50))
+    state, found = {"seed": 0, "epoch": 0, "position": 0}, []
+    for world in (1, 3, 8, 2, 8, 3):
+        orders = [EpochOrder(7, rank=rank, world=world) for rank in range(world)]
+        for order in orders:
+            order.load_state_dict(state)
+        iterators = [iter(order) for order in orders]
+        found += [next(iterator) for _ in range(2) for iterator in iterators]
+        states = [order.state_dict() for order in orders]
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    assert found == whole
 
 
 def test_ranks_share_an_epoch():
