@@ -219,8 +219,9 @@ def test_transition_fused_or_composed(shape, expansion, dtype):
 
 @pytest.mark.parametrize("shape", [(300, 64), (300, 48)])
 def test_transition_in_several_strips(monkeypatch, shape):
-    monkeypatch.setattr(fused, "STRIP_BYTES", 300_000)
-    monkeypatch.setattr(composed, "STRIP_BYTES", 300_000)
+    monkeypatch.setattr(fused, "LEAST_SCRATCH_BYTES", 1)
+    monkeypatch.setattr(fused, "SCRATCH_BYTES", 150_000)
+    monkeypatch.setattr(composed, "SCRATCH_BYTES", 150_000)
     SUBJECTS["transition"].case(shape).assert_as_exact_as_eager()
 
 
@@ -347,6 +348,9 @@ def test_what_the_kernels_do_not_take_is_said():
     assert "16384 channels" in str(layernorm.unsupported(x.new_zeros(1, 16384)))
     assert "empty" in str(layernorm.unsupported(x[:0]))
     assert "float64" in str(transition.unsupported(x, x.double(), x))
+    wide = torch.zeros(2, 384, device=DEVICE)
+    assert "2 rows of 384 channels" in str(layernorm_linear.unsupported(wide, wide[0], None, wide))
+    assert "2 rows of 384 channels" in str(transition.unsupported(wide, wide, wide))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -59,14 +59,6 @@ def _constants(channels: int) -> dict[str, float]:
     return {"BM": rows, "C": channels, "CP": padded(channels), "EPS": EPS}
 
 
-def _products(
-    s: Tensor, norm_weight: Tensor, scale_weight: Tensor, shift_weight: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The normalised conditioning [rows, C_s] and its two products [rows, C], without bias."""
-    normal = normalise(as_rows(s), norm_weight, None, dtype)
-    return normal, normal @ scale_weight.to(dtype).T, normal @ shift_weight.to(dtype).T
-
-
 def _shared_rows(a: Tensor, s: Tensor) -> tuple[Tensor, _Sharing]:
     sharing = _sharing(a, s)
     if sharing is None:
@@ -80,7 +72,8 @@ def _forward(
 ) -> Tensor:  # fmt: skip
     s, sharing = _shared_rows(a, s)
     with full_precision(a):
-        _normal, scale, shift = _products(s, norm_weight, scale_weight, shift_weight, dtype)
+        normal = normalise(as_rows(s), norm_weight, None, dtype)
+        scale, shift = normal @ scale_weight.to(dtype).T, normal @ shift_weight.to(dtype).T
     rows = as_rows(a)
     m, c = rows.shape
     out = torch.empty(a.shape, dtype=dtype, device=a.device)
@@ -100,7 +93,8 @@ def _backward(
     full, sharing = _shared_rows(a, s)
     conditioned = any(wanted[1:])
     with full_precision(a):
-        normal, scale, _shift = _products(full, norm_weight, scale_weight, shift_weight, grad.dtype)
+        normal = normalise(as_rows(full), norm_weight, None, grad.dtype)
+        scale = normal @ scale_weight.to(grad.dtype).T
         rows = as_rows(a)
         da = torch.empty(a.shape, dtype=a.dtype, device=a.device) if wanted[0] else no_gradient(a)
         dscale = torch.empty_like(scale) if conditioned else no_gradient(scale)

@@ -20,6 +20,9 @@ INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
 FLOATS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 #: A row has to fit into one program's registers.
 MOST_CHANNELS: Final = 8192
+#: Up to so many rows, operators whose products are cuBLAS's either way are left to the reference: there is no
+#: memory to save, and its fewer steps on the host are what such a call takes.
+FEW_ROWS: Final = 2048
 
 _launch_forward = Launcher(kernel.forward_kernel)
 _launch_backward = Launcher(kernel.backward_kernel)

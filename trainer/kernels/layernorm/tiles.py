@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Final
 
-#: Elements of a tile that keep enough loads in flight and still leave registers for the backward's sums.
-_ELEMENTS: Final = 4096
+#: Elements of a tile, and of a warp's share: few, so that many programs have loads in flight.
+_ELEMENTS: Final = 2048
+_WARP_ELEMENTS: Final = 1024
 #: The most rows of a tile, for few channels.
 _ROWS: Final = 64
 #: Programs of the backward on a multiprocessor. Each holds its sums of the parameters' gradients.
-BACKWARD_PROGRAMS: Final = 4
+BACKWARD_PROGRAMS: Final = 12
 
 
 @dataclass(frozen=True)
@@ -22,4 +23,5 @@ class Tile:
 def tile(channels: int) -> Tile:
     """The tile for rows of ``channels``."""
     padded = 1 << (channels - 1).bit_length()
-    return Tile(max(1, min(_ROWS, _ELEMENTS // padded)), 4 if padded <= 2 * _ELEMENTS // 4 else 8)
+    rows = max(1, min(_ROWS, _ELEMENTS // padded))
+    return Tile(rows, max(1, rows * padded // _WARP_ELEMENTS))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from megafold.trainer.kernels.differentiable import Differentiable
-from megafold.trainer.kernels.layernorm.operator import FLOATS, INTERPRETED, MOST_CHANNELS
+from megafold.trainer.kernels.layernorm.operator import FEW_ROWS, FLOATS, INTERPRETED, MOST_CHANNELS
 from megafold.trainer.kernels.layernorm_linear import launches
 from megafold.trainer.kernels.layernorm_linear.launches import Parameters, fits
 from megafold.trainer.ops.precision import result_dtype
@@ -49,7 +49,10 @@ def unsupported(
         return f"dtypes {', '.join(map(str, given))}"
     if x.shape[-1] > MOST_CHANNELS:
         return f"{x.shape[-1]} channels"
-    return "empty" if x.numel() == 0 or weight.numel() == 0 else None
+    if x.numel() == 0 or weight.numel() == 0:
+        return "empty"
+    few = x.shape[:-1].numel() <= FEW_ROWS and not fits(x, weight, result_dtype(x))
+    return f"{x.shape[:-1].numel()} rows of {x.shape[-1]} channels" if few else None
 
 
 @register("layernorm_linear", "triton", supports=unsupported)

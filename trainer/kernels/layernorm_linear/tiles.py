@@ -35,7 +35,14 @@ _NARROW: Final = 16
 _SAFE: Final = Tiles(forward=Tile(64, 64, 4, 2), input=Tile(64, 64, 4, 1), weight=Tile(64, 64, 4, 1))
 _SAFE_NARROW: Final = Tiles(forward=Tile(64, 16, 4, 1), input=Tile(64, 16, 4, 1), weight=Tile(64, 16, 4, 1))
 #: (architecture, bytes of the dtype, narrow) → tiles.
-_TABLE: Final[dict[tuple[str, int, bool], Tiles]] = {}
+_TABLE: Final[dict[tuple[str, int, bool], Tiles]] = {
+    ("cuda:90", 2, False): Tiles(
+        forward=Tile(64, 64, 4, 3), input=Tile(64, 32, 4, 4), weight=Tile(32, 256, 8, 3)
+    ),
+    ("cuda:90", 2, True): Tiles(
+        forward=Tile(64, 16, 4, 1), input=Tile(32, 16, 1, 1), weight=Tile(64, 16, 4, 2), programs=4
+    ),
+}
 
 
 def tiles(target: str, item_size: int, outputs: int) -> Tiles:

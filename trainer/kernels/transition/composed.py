@@ -13,9 +13,11 @@ from megafold.trainer.kernels.differentiable import as_rows, gradient_like, no_g
 from megafold.trainer.kernels.launch import Launcher, blocks
 from megafold.trainer.kernels.layernorm.operator import normalise, normalise_backward, padded, sum_parts
 from megafold.trainer.kernels.transition import kernel
-from megafold.trainer.kernels.transition.fused import STRIP_BYTES, Parameters
+from megafold.trainer.kernels.transition.fused import Parameters
 from megafold.trainer.ops.precision import full_precision
 
+#: Bytes of activations that are there at once.
+SCRATCH_BYTES: Final = 512 * 2**20
 #: Hidden channels that one program takes.
 _BLOCK: Final = 512
 
@@ -23,9 +25,10 @@ _launch_activation = Launcher(kernel.activation_kernel)
 _launch_activation_gradient = Launcher(kernel.activation_gradient_kernel)
 
 
-def _strips(rows: int, hidden: int, item_size: int) -> Iterator[slice]:
-    """As many rows at a time as leave what is 2·H, H, H and H wide within the scratch memory."""
-    step = max(1, STRIP_BYTES // (5 * hidden * item_size))
+def _strips(rows: int, width: int, item_size: int) -> Iterator[slice]:
+    """Equal numbers of rows, so many that what is ``width`` wide stays within the scratch memory."""
+    parts = min(rows, blocks(rows * width * item_size, SCRATCH_BYTES))
+    step = blocks(rows, parts)
     return (slice(first, min(rows, first + step)) for first in range(0, rows, step))
 
 
@@ -49,7 +52,7 @@ def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
     out = torch.empty((*x.shape[:-1], c_out), dtype=dtype, device=x.device)
     out_rows = out.view(-1, c_out)
     with full_precision(x):
-        for here in _strips(rows.shape[0], hidden_channels, dtype.itemsize):
+        for here in _strips(rows.shape[0], 3 * hidden_channels, dtype.itemsize):
             both = _input(rows[here], parameters, dtype) @ weight_in.T
             hidden = both.new_empty((both.shape[0], hidden_channels))
             _activate(_launch_activation, (both, hidden))
@@ -64,7 +67,7 @@ def backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: list[bool]
     """
     rows, grad_rows = as_rows(x), grad.view(-1, grad.shape[-1])
     hidden = parameters.weight_out.shape[1]
-    strips = list(_strips(rows.shape[0], hidden, grad.element_size()))
+    strips = list(_strips(rows.shape[0], 5 * hidden, grad.element_size()))
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if wanted[0] else no_gradient(x)
     norm_parts: list[Tensor] = []
     dweights: list[list[Tensor]] = []

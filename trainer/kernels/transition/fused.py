@@ -14,8 +14,13 @@ from megafold.trainer.kernels.transition import kernel
 from megafold.trainer.kernels.transition.tiles import ROW_MULTIPLE, Tiles, tiles
 from megafold.trainer.ops.normalization import EPS
 
-#: Bytes of scratch that the backward may take for what the weights' gradients are made of.
-STRIP_BYTES: Final = 256 * 2**20
+#: Scratch that the backward may take for what the weights' gradients are made of: so many times the input's
+#: bytes, and at most so many bytes. Less scratch means more and shorter launches, each of which ends with
+#: some multiprocessors idle.
+SCRATCH_SHARE: Final = 5
+SCRATCH_BYTES: Final = 768 * 2**20
+#: What it takes anyway, if there are rows for it.
+LEAST_SCRATCH_BYTES: Final = 64 * 2**20
 _CHANNELS: Final = (64, 128)
 #: Rows of the weights' gradients that one program sums up.
 _SUM_ROWS: Final = 16
@@ -88,17 +93,22 @@ class _Strip:
     def __init__(self, like: Tensor, rows: int, hidden: int, chosen: Tiles) -> None:
         channels = like.shape[-1]
         width = 3 * hidden + channels
-        at_once = multiprocessors(like.device) * chosen.resident
-        most = STRIP_BYTES // (width * like.element_size())
+        item_size = like.element_size()
+        scratch_bytes = max(
+            LEAST_SCRATCH_BYTES, min(SCRATCH_BYTES, SCRATCH_SHARE * rows * channels * item_size)
+        )
+        most = scratch_bytes // (width * item_size)
         # Whole waves of the input's programs where there are several, so that none runs nearly empty.
-        wave = covering(at_once * chosen.input.rows)
+        wave = covering(multiprocessors(like.device) * chosen.resident * chosen.input.rows)
         step = wave if most >= wave else ROW_MULTIPLE
         self.rows = max(ROW_MULTIPLE, min(covering(rows), most // step * step))
         self.scratch = torch.empty((self.rows, width), dtype=like.dtype, device=like.device)
         self._tile = chosen.weights
         self._sizes = {"C": channels, "H": hidden}
         tiles_of_sum = 3 * hidden // self._tile.hidden
-        self._splits = max(1, min(blocks(at_once, tiles_of_sum), self.rows // self._tile.rows))
+        self._splits = max(
+            1, min(blocks(multiprocessors(like.device), tiles_of_sum), self.rows // self._tile.rows)
+        )
         shape = (self._splits, 3 * hidden, channels)
         self._parts = torch.empty(shape, dtype=torch.float32, device=like.device)
         self._first = True

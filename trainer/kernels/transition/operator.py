@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from megafold.trainer.kernels.differentiable import Differentiable
-from megafold.trainer.kernels.layernorm.operator import FLOATS, INTERPRETED, MOST_CHANNELS
+from megafold.trainer.kernels.layernorm.operator import FEW_ROWS, FLOATS, INTERPRETED, MOST_CHANNELS
 from megafold.trainer.kernels.transition import composed, fused
 from megafold.trainer.kernels.transition.fused import Parameters, fits
 from megafold.trainer.ops.precision import result_dtype
@@ -57,24 +57,29 @@ _swiglu_operator = Differentiable("swiglu", _swiglu, _swiglu_backward, _shape)
 
 def unsupported(x: Tensor, weight_in: Tensor, weight_out: Tensor) -> str | None:
     """Why the kernels cannot take swiglu's arguments; None: they can."""
-    return _unsupported(x, weight_in, weight_out)
+    return _unsupported(x, weight_in, weight_out, ())
 
 
 def unsupported_norm(
     x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor
 ) -> str | None:
     """Why the kernels cannot take transition's arguments; None: they can."""
-    return _unsupported(x, norm_weight, norm_bias, weight_in, weight_out)
+    return _unsupported(x, weight_in, weight_out, (norm_weight, norm_bias))
 
 
-def _unsupported(x: Tensor, *parameters: Tensor) -> str | None:
+def _unsupported(x: Tensor, weight_in: Tensor, weight_out: Tensor, norm: tuple[Tensor, ...]) -> str | None:
+    dtype = result_dtype(x)
+    given = [t.dtype for t in (x, *norm, weight_in, weight_out)]
     if x.device.type != "cuda" and not INTERPRETED:
         return f"device {x.device.type}"
-    if result_dtype(x) not in FLOATS or any(t.dtype not in FLOATS for t in (x, *parameters)):
-        return f"dtypes {', '.join(str(t.dtype) for t in (x, *parameters))}"
+    if dtype not in FLOATS or not FLOATS.issuperset(given):
+        return f"dtypes {', '.join(map(str, given))}"
     if x.shape[-1] > MOST_CHANNELS:
         return f"{x.shape[-1]} channels"
-    return "empty" if x.numel() == 0 else None
+    if x.numel() == 0:
+        return "empty"
+    few = x.shape[:-1].numel() <= FEW_ROWS and not fits(x, weight_in, weight_out, dtype)
+    return f"{x.shape[:-1].numel()} rows of {x.shape[-1]} channels" if few else None
 
 
 @register("transition", "triton", supports=unsupported_norm)

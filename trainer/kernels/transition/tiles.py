@@ -30,7 +30,7 @@ class Tile:
 class Tiles:
     """One tile for each kernel.
 
-    ``resident``: programs of the input's kernel and of the weights' that a multiprocessor runs at once.
+    ``resident``: programs of the input's kernel that a multiprocessor runs at once.
     """
 
     forward: Tile
@@ -50,9 +50,20 @@ _SAFE_WIDE: Final = Tiles(forward=Tile(64, 64, 4, 1), input=Tile(64, 64, 4, 1), 
 #: (architecture, bytes of the dtype, channels) → tiles.
 _TABLE: Final[dict[tuple[str, int, int], Tiles]] = {
     ("cuda:90", 2, 128): Tiles(
-        forward=Tile(64, 64, 4, 2, held=True),
+        forward=Tile(64, 32, 4, 3, held=True, registers=168),
         input=Tile(64, 32, 4, 3, held=True),
         weights=Tile(64, 128, 4, 4),
+    ),
+    ("cuda:90", 2, 64): Tiles(
+        forward=Tile(64, 32, 4, 3, held=True),
+        input=Tile(64, 32, 4, 3, held=True),
+        weights=Tile(64, 128, 4, 4),
+    ),
+    ("cuda:80", 2, 128): Tiles(
+        forward=Tile(64, 32, 4, 3), input=Tile(64, 32, 4, 2), weights=Tile(64, 128, 4, 3)
+    ),
+    ("cuda:80", 2, 64): Tiles(
+        forward=Tile(64, 32, 4, 3), input=Tile(64, 32, 4, 2), weights=Tile(64, 128, 4, 3)
     ),
 }
 #: Every number of rows a strip may have is a multiple of every tile's.
