@@ -1,6 +1,7 @@
 """The training loop: what happens between two weights, and what is kept of it."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from megafold.trainer.optimizer import (
     make_optimizer,
     set_learning_rate,
 )
+from megafold.trainer.parallel.watch import PeerError, PeerWatch
 from megafold.trainer.signals import StopSignals
 
 #: Weight of the past in the smoothed loss, by which the best checkpoint is chosen.
@@ -116,11 +118,14 @@ class Trainer:
     # ----------------------------------------------------------------------------------------------
     # Running
 
-    def run(self) -> RunResult:
+    def run(self, watch: PeerWatch | None = None) -> RunResult:
         """Train until the configured step, or until SIGINT or SIGTERM; a checkpoint is written at the end.
+
+        ``watch`` knows which rank is gone when a step fails for want of it.
 
         Raises:
             DivergedError: too many steps in a row were skipped.
+            PeerError: another rank has died.
             DataError: there are no data, or a batch lacks a feature.
         """
         config = self.config
@@ -133,7 +138,7 @@ class Trainer:
         log = RunLog(self._folder, config, self.step) if self.ranks.is_first else SilentLog()
         with StopSignals() as signals, log:
             while self.step < config.steps and not stopped:
-                values, stopped = self._step(batches, signals)
+                values, stopped = self._watched_step(batches, signals, watch)
                 # Alone, a signal after the ranks' agreement need not wait for the next one.
                 stopped |= self.ranks.world == 1 and signals.received is not None
                 log.step(values)
@@ -156,6 +161,24 @@ class Trainer:
             checkpoint=self.checkpoints.latest(),
             values=values,
         )
+
+    def _watched_step(
+        self, batches: Iterator[Batch], signals: StopSignals, watch: PeerWatch | None
+    ) -> tuple[dict[str, float | int], bool]:
+        """:meth:`_step`; an error that comes from a rank that is gone says so."""
+        try:
+            return self._step(batches, signals)
+        except RuntimeError as error:
+            missing = watch.missing() if watch is not None else []
+            if not missing:
+                raise
+            message = (
+                f"{', '.join(missing)} died in step {self.step}, and this run ends. Newest checkpoint: "
+                f"{self.checkpoints.latest() or 'none yet'}. Start again with --resume"
+            )
+            # At once: torchrun ends the other ranks as soon as it can, and here its signal only is a wish.
+            print(f"Error: {message}", file=sys.stderr, flush=True)
+            raise PeerError(message) from error
 
     def _step(self, batches: Iterator[Batch], signals: StopSignals) -> tuple[dict[str, float | int], bool]:
         """One optimizer step; returns what is recorded of it, and whether some rank wants to stop."""

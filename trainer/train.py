@@ -1,7 +1,6 @@
 """A training run from its settings and data to checkpoints, logs and sampled structures."""
 
 import json
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,9 +20,8 @@ from megafold.trainer.loop import Feed, RunResult, Trainer, resolve_device
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.parallel.mesh import ParallelMesh, require_divisible
 from megafold.trainer.parallel.training import SharedLoss, shared_data
-from megafold.trainer.parallel.watch import PeerError, PeerWatch
+from megafold.trainer.parallel.watch import PeerWatch
 from megafold.trainer.presets.model import model_preset
-from megafold.trainer.signals import StopSignals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +125,7 @@ def run_training(
             _begin(trainer, folder, resume)
             if ranks.is_first:
                 _write_json(folder / "config.json", config.to_dict())
-            result = _run(trainer, watch)
+            result = trainer.run(watch)
         minutes = (time.perf_counter() - began) / 60
         structures: list[SampledStructure] = []
         if config.sample_count and not result.stopped and ranks.is_first:
@@ -140,23 +138,6 @@ def run_training(
         if started_group:
             dist.destroy_process_group()
     return summary
-
-
-def _run(trainer: Trainer, watch: PeerWatch) -> RunResult:
-    """Train; an error that comes from a rank that is gone says so."""
-    with StopSignals():  # torchrun ends the other ranks at once, which must not keep them from saying why
-        try:
-            return trainer.run()
-        except RuntimeError as error:
-            missing = watch.missing()
-            if not missing:
-                raise
-            message = (
-                f"{', '.join(missing)} died in step {trainer.step}, and this run ends. Newest checkpoint: "
-                f"{trainer.checkpoints.latest() or 'none yet'}. Start again with --resume"
-            )
-            print(f"Error: {message}", file=sys.stderr, flush=True)
-            raise PeerError(message) from error
 
 
 def _begin(trainer: Trainer, folder: Path, resume: Resume | None) -> None:

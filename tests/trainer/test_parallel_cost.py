@@ -164,17 +164,21 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = 0
+        self.peak = self._bytes = 0
         self._live: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(out):
             if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self._live[StorageWeakRef(storage)] = storage.nbytes()
-        self._live = {reference: size for reference, size in self._live.items() if not reference.expired()}
-        self.peak = max(self.peak, sum(self._live.values()))
+                reference = StorageWeakRef(tensor.untyped_storage())
+                if reference not in self._live:
+                    self._live[reference] = tensor.untyped_storage().nbytes()
+                    self._bytes += self._live[reference]
+        if self._bytes > self.peak:  # what has gone since is still among them
+            self._live = {key: size for key, size in self._live.items() if not key.expired()}
+            self._bytes = sum(self._live.values())
+            self.peak = max(self.peak, self._bytes)
         return out
 
 
