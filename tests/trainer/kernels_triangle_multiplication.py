@@ -3,8 +3,9 @@
 On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_triangle_multiplication.py``.
 """
 
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -26,8 +27,11 @@ if DEVICE == "cuda" and not torch.cuda.is_available():
 NAMES = ("z", *TriangleMultiplicationWeights._fields)
 
 
-def alike(tile: Tile) -> Tiles:
-    return Tiles(project=tile, output=tile, output_gradient=tile, input_gradient=tile, weight_gradient=tile)
+def use_tile(monkeypatch: pytest.MonkeyPatch, tile: Tile) -> None:
+    """For all kernels of the test."""
+    alike = Tiles(**{field.name: tile for field in fields(Tiles)})
+    monkeypatch.setattr(launches, "tiles", lambda *_: alike)
+    monkeypatch.setattr(launches, "_call", functools.cache(launches.Call))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +40,7 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     if DEVICE == "cpu":
         # Each program costs the interpreter the same, however much it does.
-        monkeypatch.setattr(launches, "tiles", lambda *_: alike(Tile(64, 32, 4, 1)))
+        use_tile(monkeypatch, Tile(64, 32, 4, 1))
         monkeypatch.setitem(launches.FINISHED, "ROWS", 8)
     yield
     torch.use_deterministic_algorithms(False)
@@ -185,7 +189,7 @@ def test_expanded_and_strided_inputs(outgoing):
 
 
 def test_tiles_of_many_programs(monkeypatch):
-    monkeypatch.setattr(launches, "tiles", lambda *_: alike(Tile(32, 16, 4, 1, 2)))
+    use_tile(monkeypatch, Tile(32, 16, 4, 1, 6))
     assert_as_exact_as_eager(make_case((1, 16, 32, 32)))
     assert_as_exact_as_eager(make_case((1, 11, 16, 16), HALF, outgoing=False))
 
@@ -298,5 +302,7 @@ def test_what_the_kernels_do_not_take_is_said():
     assert "float64" in str(operator.unsupported(case.z.double(), case.mask, case.weights, True))
     assert "mask of" in str(operator.unsupported(case.z, case.mask.float(), case.weights, True))
     assert "empty" in str(operator.unsupported(case.z[:, :0, :0], case.mask, case.weights, True))
+    several = case.weights._replace(gate=case.weights.gate.to(HALF))
+    assert "several dtypes" in str(operator.unsupported(case.z, case.mask, several, True))
     odd = make_case((1, 8, 24, 16))
     assert "24 and 16 channels" in str(operator.unsupported(odd.z, odd.mask, odd.weights, True))

@@ -4,10 +4,10 @@ Shapes: B batch, N tokens (NP with padding to a multiple of 8, so that rows star
 of the pair tensor, C hidden channels, R = B·NP² = 64·Q positions (b, i, j); given as Q, R is known to be a
 multiple, and wide loads follow. What stands in the padding is zero.
 
-Most tensors between the kernels have channels first, [channels, R]: a, b and x as the matrix product takes
-them, and the gradients. The standardised z is [R, Z], so that each kernel's tile goes from memory to the
-matrix units without passing registers; the standardised x takes the place of x. The projections are not
-stored: the backward multiplies again.
+a, b, x and their gradients have channels first, [channels, R], as the matrix product takes them. z and x are
+kept standardised, [R, Z] and [R, C], so that a kernel's tile goes from memory to the matrix units without
+passing registers. ``factors`` [3, R] in float32: the reciprocal deviations of z and x, and the mask as 1 or
+0. The projections are not stored: the backward multiplies again.
 
 ``prepare_kernel`` takes the norms' scales into the matrices behind them and their offsets into a vector, and
 subtracts from each row of a matrix its mean: the product with a standardised row stays what it is, and the
@@ -36,7 +36,7 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 # Numbers that Triton shall not compile variants for.
 _SIZES = ["N", "NP", "Q"]
-_COUNTS = [*_SIZES, "blocks", "parts"]
+_COUNTS = ["Q", "blocks", "parts"]
 
 
 @triton.jit
@@ -47,6 +47,22 @@ def _open(gate):
         return 1.0 / (1.0 + tl.exp2(gate))
     else:
         return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(gate))
+
+
+@triton.jit
+def _shifted(product, shift):
+    """``product`` + ``shift``, but not by way of the dot's accumulator, which would wait for ``shift``."""
+    return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), tl.broadcast_to(shift, product.shape))
+
+
+@triton.jit
+def _added(total, a, b, PRECISION: tl.constexpr):
+    """``total`` + a·b. In float32 the product by itself: a long sum rounds more than a sum of short ones."""
+    if a.dtype == tl.float32:
+        total = _shifted(tl.dot(a, b, input_precision=PRECISION), total)
+    else:
+        total = tl.dot(a, b, total)
+    return total
 
 
 @triton.jit
@@ -100,6 +116,20 @@ def _load_positions(base, first, channels, R, WIDTH: tl.constexpr, ROWS: tl.cons
 
 
 @triton.jit
+def _store_positions(
+    base, value, first, channels, R, WIDTH: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """As :func:`_load_positions`."""
+    value = value.to(base.dtype.element_ty)
+    local = tl.arange(0, ROWS)
+    pointers = (base + first * WIDTH) + (local[:, None] * WIDTH + channels[None, :])
+    if EVEN:
+        tl.store(pointers, value)
+    else:
+        tl.store(pointers, value, mask=(local < R - first)[:, None])
+
+
+@triton.jit
 def _load_channels(base, first, channels, R, ROWS: tl.constexpr, EVEN: tl.constexpr):
     """[channels, ROWS] of a tensor [channels, R]."""
     local = tl.arange(0, ROWS)
@@ -124,23 +154,14 @@ def _store_channels(base, value, first, channels, R, ROWS: tl.constexpr, EVEN: t
 
 
 @triton.jit
-def _load_scale(scales, first, R, ROWS: tl.constexpr, EVEN: tl.constexpr):
-    """The reciprocal deviations of a block's positions, of [R]."""
+def _load_factors(factors, first, R, ROWS: tl.constexpr, EVEN: tl.constexpr):
+    """Those of a block's positions, of [R]."""
     local = tl.arange(0, ROWS)
     if EVEN:
-        scale = tl.load(scales + first + local)
+        factor = tl.load(factors + first + local)
     else:
-        scale = tl.load(scales + first + local, mask=local < R - first, other=0.0)
-    return scale
-
-
-@triton.jit
-def _load_mask(mask, first, row, present, EVEN: tl.constexpr):
-    if EVEN:
-        held = tl.load(mask + first + tl.arange(0, row.shape[0])) != 0
-    else:
-        held = tl.load(mask + row, mask=present, other=0) != 0
-    return held
+        factor = tl.load(factors + first + local, mask=local < R - first, other=0.0)
+    return factor
 
 
 @triton.jit
@@ -198,7 +219,7 @@ def prepare_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def project_kernel(
-    z, mask, packed, offsets, ab, standard, scales, N, NP, Q, eps, Z: tl.constexpr, C2: tl.constexpr,
+    z, mask, packed, offsets, ab, standard, factors, N, NP, Q, eps, Z: tl.constexpr, C2: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """z of one block standardised, and from it a and b, 2·C = C2 channels, BLOCK at a time."""
@@ -210,19 +231,20 @@ def project_kernel(
     tile -= (tl.sum(tile, 1) / Z)[:, None]
     scale = tl.rsqrt(tl.sum(tile * tile, 1) / Z + eps)
     narrow = (tile * scale[:, None]).to(standard.dtype.element_ty)
-    target = (standard + first * Z) + (local[:, None] * Z + k[None, :])
     if EVEN:
-        tl.store(scales + first + local, scale)
-        tl.store(target, narrow)
+        held = tl.load(mask + first + local) != 0
     else:
-        tl.store(scales + first + local, scale, mask=local < R - first)
-        tl.store(target, narrow, mask=(local < R - first)[:, None])
-    held = _load_mask(mask, first, row, present, EVEN)
+        held = tl.load(mask + row, mask=present, other=0) != 0
+    tl.store(factors + first + local, scale, mask=local < R - first)
+    # The backward reads 4 bytes at a time ahead of their use, which it cannot do with bytes of a mask.
+    tl.store(factors + 2 * R + first + local, held.to(tl.float32), mask=local < R - first)
+    _store_positions(standard, narrow, first, k, R, Z, ROWS, EVEN)
     normal_t = tl.trans(narrow)
     for start in range(0, C2, BLOCK):
         m = 2 * start + tl.arange(0, 2 * BLOCK)
         matrix = tl.load(packed + m[:, None] * Z + k[None, :])
-        both = tl.dot(matrix, normal_t, input_precision=PRECISION) + tl.load(offsets + m)[:, None]
+        shift = tl.load(offsets + m)
+        both = _shifted(tl.dot(matrix, normal_t, input_precision=PRECISION), shift[:, None])
         value, gate = _split_rows(both, BLOCK, ROWS)
         value = tl.where(held[None, :], _open(gate) * value, 0.0)
         _store_channels(ab, value, first, start + tl.arange(0, BLOCK), R, ROWS, EVEN)
@@ -230,11 +252,11 @@ def project_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def output_kernel(
-    standard, x, gate_matrix, closing, gate_offsets, offsets, out, scales, N, NP, Q, eps,
+    standard, x, gate_matrix, closing, gate_offsets, offsets, out, summed, factors, N, NP, Q, eps,
     Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The output of one block, BLOCK channels at a time; KEEP: x is standardised in its place."""
+    """The output of one block, BLOCK channels at a time; KEEP: x standardised is left in ``summed``."""
     R = Q * 64
     first = tl.program_id(0).to(tl.int64) * ROWS
     k, c, local = tl.arange(0, Z), tl.arange(0, C), tl.arange(0, ROWS)
@@ -243,66 +265,60 @@ def output_kernel(
     tile = _load_channels(x, first, c, R, ROWS, EVEN).to(tl.float32)
     tile -= (tl.sum(tile, 0) / C)[None, :]
     scale = tl.rsqrt(tl.sum(tile * tile, 0) / C + eps)
-    narrow = (tile * scale[None, :]).to(x.dtype.element_ty)
+    narrow = tl.trans((tile * scale[None, :]).to(x.dtype.element_ty))
     if KEEP:
-        tl.store(scales + first + local, scale, mask=local < R - first)
-        _store_channels(x, narrow, first, c, R, ROWS, EVEN)
-    summed = tl.trans(narrow)
+        tl.store(factors + R + first + local, scale, mask=local < R - first)
+        _store_positions(summed, narrow, first, c, R, C, ROWS, EVEN)
     for start in range(0, Z, BLOCK):
         n = start + tl.arange(0, BLOCK)
         gate = tl.load(gate_matrix + n[:, None] * Z + k[None, :])
         value = tl.load(closing + n[:, None] * C + c[None, :])
-        gate = tl.dot(normal, tl.trans(gate), input_precision=PRECISION) + tl.load(gate_offsets + n)[None, :]
-        value = tl.dot(summed, tl.trans(value), input_precision=PRECISION) + tl.load(offsets + n)[None, :]
+        gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
+        gate = _shifted(tl.dot(normal, tl.trans(gate), input_precision=PRECISION), gate_shift[None, :])
+        value = _shifted(tl.dot(narrow, tl.trans(value), input_precision=PRECISION), shift[None, :])
         _store_rows(out, _open(gate) * value, first, row, present, n, Z, EVEN)
 
 
-@triton.jit(do_not_specialize=_COUNTS)
+@triton.jit(do_not_specialize=_SIZES)
 def output_gradient_kernel(
-    standard, x, dout, gate_matrix, closing, gate_offsets, offsets, scales, dx, dgate, products, sums,
-    N, NP, Q, blocks, parts, Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
+    standard, summed, dout, gate_matrix, closing, gate_offsets, offsets, factors, dx, dproducts, N, NP, Q,
+    Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx [C, R], the gradient of the gate's product dgate [Z, R], and a part of H and S of ``output``.
-
-    x: as the forward left it, standardised; products: [parts, Z, C]; sums: [parts, Z]; float32.
-    """
+    """dx [C, R] of one block; dproducts [R, 2·Z]: the gradients of the gate's product and of the output's."""
     R = Q * 64
-    dtype = x.dtype.element_ty
-    part = tl.program_id(0)
-    k, c, n = tl.arange(0, Z), tl.arange(0, C), tl.arange(0, Z)
-    opening = tl.load(gate_matrix + n[:, None] * Z + k[None, :])
-    matrix = tl.load(closing + n[:, None] * C + c[None, :])
-    gate_shift = tl.load(gate_offsets + n)
-    shift = tl.load(offsets + n)
-    product = tl.zeros([Z, C], tl.float32)
-    # Zeros, laid out as what is added to them.
-    total = tl.sum(product, 1)
-    for block in range(part, blocks, parts):
-        first = tl.cast(block, tl.int64) * ROWS
-        row, present = _positions(first, N, NP, R, ROWS, EVEN)
-        normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
-        tile = _load_channels(x, first, c, R, ROWS, EVEN)
-        scale = _load_scale(scales, first, R, ROWS, EVEN)
-        gate = tl.dot(opening, tl.trans(normal), input_precision=PRECISION)
-        value = tl.dot(matrix, tile, input_precision=PRECISION)
-        gate = _open(gate + gate_shift[:, None])
-        grad = tl.trans(_load_rows(dout, first, row, present, n, Z, EVEN)).to(tl.float32) * gate
-        slope = tl.sum(grad * value, 0) / C
-        _store_channels(dgate, grad * (value + shift[:, None]) * (gate * LN2 - LN2), first, n, R, ROWS, EVEN)
-        total += tl.sum(grad, 1)
-        narrow = grad.to(dtype)
-        product = tl.dot(narrow, tl.trans(tile), product, input_precision=PRECISION)
-        dtile = tl.dot(tl.trans(matrix), narrow, input_precision=PRECISION)
-        dtile = (dtile - tile.to(tl.float32) * slope[None, :]) * scale[None, :]
-        _store_channels(dx, dtile, first, c, R, ROWS, EVEN)
-    tl.store(products + (part * Z + n)[:, None] * C + c[None, :], product)
-    tl.store(sums + part * Z + n, total)
+    dtype = summed.dtype.element_ty
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    k, c = tl.arange(0, Z), tl.arange(0, C)
+    row, present = _positions(first, N, NP, R, ROWS, EVEN)
+    normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
+    tile = _load_positions(summed, first, c, R, C, ROWS, EVEN)
+    dtile = tl.zeros([ROWS, C], tl.float32)
+    for start in range(0, Z, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        opening = tl.load(gate_matrix + n[:, None] * Z + k[None, :])
+        matrix = tl.load(closing + n[:, None] * C + c[None, :])
+        gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
+        grad = _load_rows(dout, first, row, present, n, Z, EVEN).to(tl.float32)
+        gate = tl.dot(normal, tl.trans(opening), input_precision=PRECISION)
+        value = tl.dot(tile, tl.trans(matrix), input_precision=PRECISION)
+        gate = _open(_shifted(gate, gate_shift[None, :]))
+        grad *= gate
+        dtile = tl.dot(grad.to(dtype), matrix, dtile, input_precision=PRECISION)
+        _store_positions(dproducts, grad, first, Z + n, R, 2 * Z, ROWS, EVEN)
+        grad *= _shifted(value, shift[None, :]) * (gate * LN2 - LN2)
+        _store_positions(dproducts, grad, first, n, R, 2 * Z, ROWS, EVEN)
+    # Read again and not kept: the registers are wanted above, and the cache still has it.
+    tile = _load_positions(summed, first, c, R, C, ROWS, EVEN).to(tl.float32)
+    scale = _load_factors(factors + R, first, R, ROWS, EVEN)
+    slope = tl.sum(dtile * tile, 1) / C
+    dtile = (dtile - tile * slope[:, None]) * scale[:, None]
+    _store_channels(dx, tl.trans(dtile.to(dtype)), first, c, R, ROWS, EVEN)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def input_gradient_kernel(
-    standard, mask, dab, dgate, packed, offsets, scales, dz, N, NP, Q, Z: tl.constexpr, C2: tl.constexpr,
+    standard, dab, dproducts, packed, offsets, factors, dz, N, NP, Q, Z: tl.constexpr, C2: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, GATE_BLOCK: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -313,42 +329,50 @@ def input_gradient_kernel(
     k = tl.arange(0, Z)
     row, present = _positions(first, N, NP, R, ROWS, EVEN)
     normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
-    held = _load_mask(mask, first, row, present, EVEN)
+    held = _load_factors(factors + 2 * R, first, R, ROWS, EVEN)
     dnormal = tl.zeros([ROWS, Z], tl.float32)
     for start in range(0, C2, BLOCK):
         c = start + tl.arange(0, BLOCK)
         m = c + c // RUN * RUN
         value_matrix = tl.load(packed + m[:, None] * Z + k[None, :])
         gate_matrix = tl.load(packed + (m + RUN)[:, None] * Z + k[None, :])
+        shift, gate_shift = tl.load(offsets + m), tl.load(offsets + m + RUN)
         value = tl.dot(normal, tl.trans(value_matrix), input_precision=PRECISION)
         gate = tl.dot(normal, tl.trans(gate_matrix), input_precision=PRECISION)
-        value += tl.load(offsets + m)[None, :]
-        gate = _open(gate + tl.load(offsets + m + RUN)[None, :])
+        value = _shifted(value, shift[None, :])
+        gate = _open(_shifted(gate, gate_shift[None, :]))
         grad = tl.trans(_load_channels(dab, first, c, R, ROWS, EVEN)).to(tl.float32)
-        grad = tl.where(held[:, None], grad, 0.0) * gate
+        grad *= gate * held[:, None]
         dnormal = tl.dot(grad.to(dtype), value_matrix, dnormal, input_precision=PRECISION)
         grad *= value * (gate * LN2 - LN2)
         dnormal = tl.dot(grad.to(dtype), gate_matrix, dnormal, input_precision=PRECISION)
     for start in range(0, Z, GATE_BLOCK):
         c = start + tl.arange(0, GATE_BLOCK)
         matrix = tl.load(packed + (2 * C2 + c)[:, None] * Z + k[None, :])
-        grad = _load_channels(dgate, first, c, R, ROWS, EVEN)
-        dnormal = tl.dot(tl.trans(grad), matrix, dnormal, input_precision=PRECISION)
+        grad = _load_positions(dproducts, first, c, R, 2 * Z, ROWS, EVEN)
+        dnormal = tl.dot(grad, matrix, dnormal, input_precision=PRECISION)
     # Read again and not kept: the registers are wanted above, and the cache still has it.
     tile = _load_positions(standard, first, k, R, Z, ROWS, EVEN).to(tl.float32)
-    scale = _load_scale(scales, first, R, ROWS, EVEN)
+    scale = _load_factors(factors, first, R, ROWS, EVEN)
     slope = tl.sum(dnormal * tile, 1) / Z
     _store_rows(dz, (dnormal - tile * slope[:, None]) * scale[:, None], first, row, present, k, Z, EVEN)
 
 
-@triton.jit
-def _input_products(
-    standard, mask, dab, packed, offsets, products, sums, part, parts, blocks, start, N, NP, R,
-    Z: tl.constexpr, C2: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+@triton.jit(do_not_specialize=_COUNTS)
+def weight_gradient_kernel(
+    standard, dab, packed, offsets, factors, products, sums, Q, blocks, parts, Z: tl.constexpr,
+    C2: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A part of H and S of BLOCK channels of a and b, from channel ``start``."""
+    """A part of H and S of BLOCK channels of a and b.
+
+    products: [parts, 2·C2, Z], in the order of ``packed``; sums: [parts, 2·C2]. Programs that take the same
+    positions follow each other, so that the standardised z is read from memory once.
+    """
+    R = Q * 64
     dtype = dab.dtype.element_ty
+    SLICES: tl.constexpr = C2 // BLOCK
+    part = tl.program_id(0) // SLICES
+    start = tl.program_id(0) % SLICES * BLOCK
     k, m, c = tl.arange(0, Z), 2 * start + tl.arange(0, 2 * BLOCK), start + tl.arange(0, BLOCK)
     matrix = tl.load(packed + m[:, None] * Z + k[None, :])
     shift = tl.load(offsets + m)
@@ -356,106 +380,65 @@ def _input_products(
     total = tl.zeros([2 * BLOCK], tl.float32)
     for block in range(part, blocks, parts):
         first = tl.cast(block, tl.int64) * ROWS
-        row, present = _positions(first, N, NP, R, ROWS, EVEN)
-        held = _load_mask(mask, first, row, present, EVEN)
+        held = _load_factors(factors + 2 * R, first, R, ROWS, EVEN)
         normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
         grad = _load_channels(dab, first, c, R, ROWS, EVEN)
-        both = tl.dot(matrix, tl.trans(normal), input_precision=PRECISION) + shift[:, None]
+        both = _shifted(tl.dot(matrix, tl.trans(normal), input_precision=PRECISION), shift[:, None])
         value, gate = _split_rows(both, BLOCK, ROWS)
         gate = _open(gate)
-        grad = tl.where(held[None, :], grad.to(tl.float32), 0.0) * gate
+        grad = grad.to(tl.float32) * (gate * held[None, :])
         both = _join_rows(grad, grad * value * (gate * LN2 - LN2), BLOCK, ROWS)
         total += tl.sum(both, 1)
-        product = tl.dot(both.to(dtype), normal, product, input_precision=PRECISION)
-    line = part * (2 * C2 + Z) + m
+        product = _added(product, both.to(dtype), normal, PRECISION)
+    line = part * (2 * C2) + m
     tl.store(products + line[:, None] * Z + k[None, :], product)
     tl.store(sums + line, total)
+
+
+@triton.jit(do_not_specialize=[*_COUNTS, "offset"])
+def output_weight_gradient_kernel(
+    normal, dproducts, products, sums, Q, blocks, parts, offset, Z: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A part of H and S of BLOCK of the Z channels of ``dproducts`` from ``offset`` on.
+
+    normal: [R, WIDTH], what was multiplied; products: [parts, Z, WIDTH]; sums: [parts, Z]. A kernel of its
+    own: as a branch of the one above, ptxas lets no two matrix instructions overlap.
+    """
+    R = Q * 64
+    SLICES: tl.constexpr = Z // BLOCK
+    part = tl.program_id(0) // SLICES
+    row = tl.program_id(0) % SLICES * BLOCK
+    k, c = tl.arange(0, WIDTH), row + tl.arange(0, BLOCK)
+    product = tl.zeros([BLOCK, WIDTH], tl.float32)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for block in range(part, blocks, parts):
+        first = tl.cast(block, tl.int64) * ROWS
+        tile = _load_positions(normal, first, k, R, WIDTH, ROWS, EVEN)
+        grad = _load_positions(dproducts, first, offset + c, R, 2 * Z, ROWS, EVEN)
+        total += grad.to(tl.float32)
+        product = _added(product, tl.trans(grad), tile, PRECISION)
+    line = part * Z + c
+    tl.store(products + line[:, None] * WIDTH + k[None, :], product)
+    tl.store(sums + line, tl.sum(total, 0))
 
 
 @triton.jit
-def _gate_products(
-    standard, dgate, products, sums, part, parts, blocks, n, R, Z: tl.constexpr, C2: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+def _finish(
+    products, sums, matrix, norm_weight, norm_bias, dmatrix, shares, rows, parts, source, factor,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A part of H and S of the channels ``n`` of the output's gate."""
-    k = tl.arange(0, Z)
-    product = tl.zeros([BLOCK, Z], tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    for block in range(part, blocks, parts):
-        first = tl.cast(block, tl.int64) * ROWS
-        normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
-        grad = _load_channels(dgate, first, n, R, ROWS, EVEN)
-        total += tl.sum(grad.to(tl.float32), 1)
-        product = tl.dot(grad, normal, product, input_precision=PRECISION)
-    line = part * (2 * C2 + Z) + 2 * C2 + n
-    tl.store(products + line[:, None] * Z + k[None, :], product)
-    tl.store(sums + line, total)
+    """ROWS rows of a matrix, which the parts have from row ``source`` on: gradient, share in the norm's.
 
-
-@triton.jit(do_not_specialize=_COUNTS)
-def weight_gradient_kernel(
-    standard, mask, dab, dgate, packed, offsets, products, sums, N, NP, Q, blocks, parts,
-    Z: tl.constexpr, C2: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATE_BLOCK: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A part of H and S of BLOCK channels of a and b, or GATE_BLOCK of the output's gate.
-
-    products: [parts, 2·C2 + Z, Z], in the order of ``packed``; sums: [parts, 2·C2 + Z]. Programs that take
-    the same positions follow each other, so that the standardised z is read from memory once.
+    products: [parts, rows, WIDTH]; sums: [parts, rows]; matrix, dmatrix: at those rows; shares: [2, WIDTH].
     """
-    R = Q * 64
-    SLICES: tl.constexpr = C2 // BLOCK
-    ALL_SLICES: tl.constexpr = SLICES + Z // GATE_BLOCK
-    piece = tl.program_id(0) % ALL_SLICES
-    part = tl.program_id(0) // ALL_SLICES
-    if piece < SLICES:
-        _input_products(
-            standard, mask, dab, packed, offsets, products, sums, part, parts, blocks, piece * BLOCK,
-            N, NP, R, Z, C2, ROWS, BLOCK, EVEN, PRECISION,
-        )  # fmt: skip
-    else:
-        n = (piece - SLICES) * GATE_BLOCK + tl.arange(0, GATE_BLOCK)
-        _gate_products(
-            standard, dgate, products, sums, part, parts, blocks, n, R, Z, C2, ROWS, GATE_BLOCK, EVEN,
-            PRECISION,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["rows", "parts", "stacked"])
-def finish_kernel(
-    products, sums, projection, gate, output_gate, norm_weight, norm_bias, dmatrix, shares, rows, parts,
-    stacked, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Of ROWS rows of stacked matrices: their gradient, and their share in the gradients of the norm.
-
-    PACKED: the matrices are ``projection`` and ``gate``, ``stacked`` rows each, then ``output_gate``; H and S
-    are in the order of ``packed``. Otherwise there is one, ``projection``.
-    products: [parts, rows, WIDTH]; sums: [parts, rows]; dmatrix: [rows, WIDTH]; ROWS divides 8;
-    shares: [rows / ROWS, 2, WIDTH].
-    """
-    first = tl.program_id(0).to(tl.int64) * ROWS
     c, k, p = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, BLOCK)
     place = c[:, None] * WIDTH + k[None, :]
-    source = first
-    factor = 1.0
-    if PACKED:
-        if first < stacked:
-            matrix = tl.load(projection + first * WIDTH + place).to(tl.float32)
-            source += first // RUN * RUN
-        elif first < 2 * stacked:
-            matrix = tl.load(gate + (first - stacked) * WIDTH + place).to(tl.float32)
-            source += (first - stacked) // RUN * RUN + RUN - stacked
-            factor *= -LOG2E
-        else:
-            matrix = tl.load(output_gate + (first - 2 * stacked) * WIDTH + place).to(tl.float32)
-            factor *= -LOG2E
-    else:
-        matrix = tl.load(projection + first * WIDTH + place).to(tl.float32)
     product = tl.zeros([ROWS, WIDTH], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     for start in range(0, parts, BLOCK):
         there = start + p < parts
-        line = (start + p)[:, None] * rows + (source + c)[None, :]
+        line = (start + p).to(tl.int64)[:, None] * rows + (source + c)[None, :]
         tile = products + line[:, :, None] * WIDTH + k[None, None, :]
         product += tl.sum(tl.load(tile, mask=there[:, None, None], other=0.0), 0)
         total += tl.sum(tl.load(sums + line, mask=there[:, None], other=0.0), 0)
@@ -464,20 +447,73 @@ def finish_kernel(
     weight = tl.load(norm_weight + k).to(tl.float32)
     shift = tl.load(norm_bias + k).to(tl.float32)
     gradient = product * weight[None, :] + total[:, None] * shift[None, :]
-    tl.store(dmatrix + first * WIDTH + place, gradient.to(dmatrix.dtype.element_ty))
-    share = shares + tl.program_id(0) * 2 * WIDTH + k
-    tl.store(share, tl.sum(matrix * product, 0))
-    tl.store(share + WIDTH, tl.sum(matrix * total[:, None], 0))
+    tl.store(dmatrix + place, gradient.to(dmatrix.dtype.element_ty))
+    values = tl.load(matrix + place).to(tl.float32)
+    tl.store(shares + k, tl.sum(values * product, 0))
+    tl.store(shares + WIDTH + k, tl.sum(values * total[:, None], 0))
 
 
-@triton.jit(do_not_specialize=["rows"])
-def sum_shares_kernel(
-    shares, dnorm, rows, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+@triton.jit(do_not_specialize=["parts", "out_parts"])
+def finish_kernel(
+    products, sums, gate_products, gate_sums, out_products, out_sums, projection, gate, output_gate, output,
+    in_weight, in_bias, out_weight, out_bias, dinput, doutput, in_shares, out_shares, parts, out_parts,
+    Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """shares [rows, WIDTH] → dnorm [WIDTH], COLUMNS a program."""
-    k, c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
+    """Of ROWS rows of the matrices: their gradient, and their share in the gradients of the norm.
+
+    dinput: [4·C + Z, Z], projection, gate, output_gate; doutput: [Z, C]; in_shares: [(4·C + Z) / ROWS, 2, Z];
+    out_shares: [Z / ROWS, 2, C]. ROWS divides 8.
+    """
+    C2: tl.constexpr = 2 * C
+    first = tl.program_id(0) * ROWS
+    if first < 2 * C2 + Z:
+        # H and S of a and b are in the order of ``packed``.
+        matrix = projection + first * Z
+        source = first + first // RUN * RUN
+        if first >= C2:
+            matrix = gate + (first - C2) * Z
+            source = first - C2 + (first - C2) // RUN * RUN + RUN
+        if first >= 2 * C2:
+            matrix = output_gate + (first - 2 * C2) * Z
+            source = first - 2 * C2
+            products = gate_products
+            sums = gate_sums
+            parts = out_parts
+        rows = tl.where(first >= 2 * C2, Z, 2 * C2)
+        factor = tl.where(first >= C2, -LOG2E, 1.0)
+        _finish(
+            products, sums, matrix, in_weight, in_bias, dinput + first * Z,
+            in_shares + tl.program_id(0) * 2 * Z, rows, parts, source, factor, Z, ROWS, BLOCK,
+        )  # fmt: skip
+    else:
+        row = first - 2 * C2 - Z
+        _finish(
+            out_products, out_sums, output + row * C, out_weight, out_bias, doutput + row * C,
+            out_shares + row // ROWS * 2 * C, Z, out_parts, row, 1.0, C, ROWS, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _sum_shares(
+    shares, dnorm, first, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Columns from ``first`` on of shares [ROWS, WIDTH], added up."""
+    k, c = first + tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK, COLUMNS], tl.float32)
-    for start in range(0, rows, BLOCK):
-        there = (start + c < rows)[:, None]
+    for start in range(0, ROWS, BLOCK):
+        there = (start + c < ROWS)[:, None]
         total += tl.load(shares + (start + c)[:, None] * WIDTH + k[None, :], mask=there, other=0.0)
-    tl.store(dnorm + k, tl.sum(total, 0).to(dnorm.dtype.element_ty))
+    tl.store(dnorm + k, tl.sum(total, 0))
+
+
+@triton.jit
+def sum_shares_kernel(
+    in_shares, out_shares, in_dnorm, out_dnorm, Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradients of the norms [2, Z] and [2, C] of what ``finish_kernel`` leaves, COLUMNS a program."""
+    first = tl.program_id(0) * COLUMNS
+    if first < 2 * Z:
+        _sum_shares(in_shares, in_dnorm, first, (4 * C + Z) // ROWS, 2 * Z, COLUMNS, BLOCK)
+    else:
+        _sum_shares(out_shares, out_dnorm, first - 2 * Z, Z // ROWS, 2 * C, COLUMNS, BLOCK)

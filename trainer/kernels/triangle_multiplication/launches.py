@@ -1,15 +1,14 @@
 """Launches of the kernels of triangle multiplication, with room made for what they write."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from megafold.trainer.kernels.evoattention.tiles import architecture
-from megafold.trainer.kernels.launch import Launcher, blocks
+from megafold.trainer.kernels.launch import Launch, blocks
 from megafold.trainer.kernels.triangle_multiplication import kernel
 from megafold.trainer.kernels.triangle_multiplication.tiles import Tile, Tiles, tiles
 from megafold.trainer.ops.normalization import EPS
@@ -21,60 +20,10 @@ PAD: Final = 8
 _RUN: Final = 8
 #: Rows of the matrices that a program finishes, and how many parts it adds at a time.
 FINISHED: Final = {"ROWS": 2, "BLOCK": 32}
-#: Columns of the norm's gradient that a program finishes, and how many shares it adds at a time.
+#: Columns of the norms' gradients that a program finishes, and how many shares it adds at a time.
 _SUMMED: Final = {"COLUMNS": 16, "BLOCK": 128}
 #: Programs at a time in the interpreter, where there are no multiprocessors to fill.
 _FEW: Final = 3
-
-_launch_prepare = Launcher(kernel.prepare_kernel)
-_launch_project = Launcher(kernel.project_kernel)
-_launch_output = Launcher(kernel.output_kernel)
-_launch_output_gradient = Launcher(kernel.output_gradient_kernel)
-_launch_input_gradient = Launcher(kernel.input_gradient_kernel)
-_launch_weight_gradient = Launcher(kernel.weight_gradient_kernel)
-_launch_finish = Launcher(kernel.finish_kernel)
-_launch_sum_shares = Launcher(kernel.sum_shares_kernel)
-
-
-@dataclass(frozen=True)
-class Call:
-    """What all kernels of one call share: sizes as the kernels name them, the dtype, the tiles."""
-
-    b: int
-    n: int
-    padded: int
-    z: int
-    c: int
-    dtype: torch.dtype
-    tiles: Tiles
-    multiprocessors: int
-
-    @property
-    def positions(self) -> int:
-        """R."""
-        return self.b * self.padded * self.padded
-
-    @property
-    def numbers(self) -> tuple[int, int, int]:
-        """N, NP, Q."""
-        return self.n, self.padded, self.positions // PAD**2
-
-    @property
-    def hidden(self) -> tuple[int, int, int, int]:
-        """Shape of a, b and x."""
-        return self.c, self.b, self.padded, self.padded
-
-    def fixed(self, tile: Tile) -> dict[str, Any]:
-        """The constants that end every kernel's list."""
-        even = self.n == self.padded and self.positions % tile.rows == 0
-        tf32 = self.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-        return {"EVEN": even, "PRECISION": "tf32" if tf32 else "ieee"}
-
-    def parts(self, tile: Tile, programs: int) -> int:
-        """How many parts fill the GPU where each has ``programs`` programs."""
-        return max(
-            1, min(blocks(self.positions, tile.rows), self.multiprocessors * tile.resident // programs)
-        )
 
 
 class Prepared(NamedTuple):
@@ -91,162 +40,313 @@ class Prepared(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What the gradients of matrices are made of: H [parts, rows, width] and S [parts, rows], float32."""
+    """What the gradients of matrices are made of: H [parts, rows, width] and S [parts, rows], float32.
+
+    Rows and width: 4·C and Z of projection and gate, Z and Z of output_gate, Z and C of output.
+    """
 
     products: Tensor
     sums: Tensor
+    gate_products: Tensor
+    gate_sums: Tensor
+    out_products: Tensor
+    out_sums: Tensor
 
 
-def _parts(parts: int, rows: int, width: int, device: torch.device) -> Parts:
-    products = torch.empty((parts, rows, width), dtype=torch.float32, device=device)
-    return Parts(products, torch.empty((parts, rows), dtype=torch.float32, device=device))
+class WeightGradients(NamedTuple):
+    """Of projection, gate and output_gate, stacked; of their norm [2, Z]; of output; of its norm [2, C]."""
+
+    matrices_in: Tensor
+    norm_in: Tensor
+    output: Tensor
+    norm_out: Tensor
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _FEW
+@dataclass(frozen=True)
+class Call:
+    """What all kernels of one call share: sizes as the kernels name them, the dtype, the tiles.
+
+    It keeps its launches, each made when it is first needed.
+    """
+
+    b: int
+    n: int
+    z: int
+    c: int
+    dtype: torch.dtype
+    device: torch.device
+    tf32: bool
+
+    @cached_property
+    def padded(self) -> int:
+        """NP."""
+        return blocks(self.n, PAD) * PAD
+
+    @cached_property
+    def positions(self) -> int:
+        """R."""
+        return self.b * self.padded * self.padded
+
+    @cached_property
+    def hidden(self) -> tuple[int, int, int]:
+        """Shape of a, b and x."""
+        return self.c * self.b, self.padded, self.padded
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of z and the output."""
+        return self.b, self.n, self.n, self.z
+
+    @cached_property
+    def tiles(self) -> Tiles:
+        """Of this architecture, dtype and width."""
+        return tiles(architecture(self.device), self.dtype, max(self.z, self.c))
+
+    @cached_property
+    def parts(self) -> tuple[int, int]:
+        """Of the gradients of projection and gate, and of output_gate and output; each fill the GPU once."""
+        of_input, of_output = self.tiles.weight_gradient, self.tiles.output_weight_gradient
+        slices = 2 * self.c // self._weight_block
+        return self._parts(of_input, slices), self._parts(of_output, self.z // self._output_weight_block)
+
+    @property
+    def _weight_block(self) -> int:
+        return min(self.tiles.weight_gradient.channels, 2 * self.c)
+
+    @property
+    def _output_weight_block(self) -> int:
+        return min(self.tiles.output_weight_gradient.channels, self.z)
+
+    def _parts(self, tile: Tile, slices: int) -> int:
+        if self.device.type == "cuda":
+            multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        else:
+            multiprocessors = _FEW
+        return max(1, min(blocks(self.positions, tile.rows), multiprocessors * tile.resident // slices))
+
+    def _launch(self, function: Any, tile: Tile, constants: dict[str, Any], *, eps: bool = False) -> Launch:
+        """A launch with one program for each block of positions."""
+        numbers = (*self._numbers, EPS) if eps else self._numbers
+        programs = blocks(self.positions, tile.rows)
+        return Launch(function, programs, numbers, constants | self._fixed(tile), tile.options())
+
+    @property
+    def _numbers(self) -> tuple[int, int, int]:
+        """N, NP, Q."""
+        return self.n, self.padded, self.positions // PAD**2
+
+    def _fixed(self, tile: Tile) -> dict[str, Any]:
+        """The constants that end every kernel's list."""
+        even = self.n == self.padded and self.positions % tile.rows == 0
+        return {"EVEN": even, "PRECISION": "tf32" if self.tf32 else "ieee"}
+
+    @cached_property
+    def prepare(self) -> Launch:
+        """``prepare_kernel``."""
+        runs = (4 * self.c + 2 * self.z) // _RUN
+        return Launch(kernel.prepare_kernel, runs, (), {"Z": self.z, "C": self.c}, {})
+
+    @cached_property
+    def project(self) -> Launch:
+        """``project_kernel``."""
+        tile, c2 = self.tiles.project, 2 * self.c
+        constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": min(tile.channels, c2)}
+        return self._launch(kernel.project_kernel, tile, constants, eps=True)
+
+    def _output(self, keep: bool) -> Launch:
+        tile = self.tiles.output
+        constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
+        return self._launch(kernel.output_kernel, tile, constants | {"KEEP": keep}, eps=True)
+
+    @cached_property
+    def output(self) -> Launch:
+        """``output_kernel``."""
+        return self._output(False)
+
+    @cached_property
+    def output_and_keep(self) -> Launch:
+        """``output_kernel`` that leaves x standardised."""
+        return self._output(True)
+
+    @cached_property
+    def output_gradient(self) -> Launch:
+        """``output_gradient_kernel``."""
+        tile = self.tiles.output_gradient
+        constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
+        return self._launch(kernel.output_gradient_kernel, tile, constants)
+
+    @cached_property
+    def input_gradient(self) -> Launch:
+        """``input_gradient_kernel``."""
+        tile, c2 = self.tiles.input_gradient, 2 * self.c
+        constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": min(tile.channels, c2)}
+        constants["GATE_BLOCK"] = min(tile.channels, self.z)
+        return self._launch(kernel.input_gradient_kernel, tile, constants)
+
+    @cached_property
+    def weight_gradient(self) -> Launch:
+        """``weight_gradient_kernel``."""
+        tile, block, parts = self.tiles.weight_gradient, self._weight_block, self.parts[0]
+        numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts)
+        constants = {"Z": self.z, "C2": 2 * self.c, "ROWS": tile.rows, "BLOCK": block} | self._fixed(tile)
+        programs = 2 * self.c // block * parts
+        return Launch(kernel.weight_gradient_kernel, programs, numbers, constants, tile.options())
+
+    def _output_weight_gradient(self, width: int, offset: int) -> Launch:
+        tile, block, parts = self.tiles.output_weight_gradient, self._output_weight_block, self.parts[1]
+        numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts, offset)
+        constants = {"Z": self.z, "WIDTH": width, "ROWS": tile.rows, "BLOCK": block} | self._fixed(tile)
+        programs = self.z // block * parts
+        return Launch(kernel.output_weight_gradient_kernel, programs, numbers, constants, tile.options())
+
+    @cached_property
+    def output_gate_gradient(self) -> Launch:
+        """``output_weight_gradient_kernel`` of output_gate."""
+        return self._output_weight_gradient(self.z, 0)
+
+    @cached_property
+    def closing_gradient(self) -> Launch:
+        """``output_weight_gradient_kernel`` of output."""
+        return self._output_weight_gradient(self.c, self.z)
+
+    @cached_property
+    def finish(self) -> Launch:
+        """``finish_kernel``."""
+        constants = {"Z": self.z, "C": self.c, **FINISHED}
+        programs = (4 * self.c + 2 * self.z) // FINISHED["ROWS"]
+        return Launch(kernel.finish_kernel, programs, self.parts, constants, {})
+
+    @cached_property
+    def sum_shares(self) -> Launch:
+        """``sum_shares_kernel``."""
+        constants = {"Z": self.z, "C": self.c, "ROWS": FINISHED["ROWS"], **_SUMMED}
+        programs = 2 * (self.z + self.c) // _SUMMED["COLUMNS"]
+        return Launch(kernel.sum_shares_kernel, programs, (), constants, {})
+
+
+_call = cache(Call)
 
 
 def call_for(b: int, n: int, output: Tensor, dtype: torch.dtype) -> Call:
     """Of B sequences of N tokens; ``output`` [Z, C]: a weight, for its shape and device."""
-    c_z, c = output.shape
-    device = output.device
-    chosen = tiles(architecture(device), dtype, max(c_z, c))
-    return Call(b, n, blocks(n, PAD) * PAD, c_z, c, dtype, chosen, _multiprocessors(device))
+    tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return _call(b, n, *output.shape, dtype, output.device, tf32)
 
 
 def prepare(call: Call, w: TriangleMultiplicationWeights) -> Prepared:
     """The matrices as the kernels read them."""
-    device = w.output.device
-    packed = torch.empty((4 * call.c + call.z, call.z), dtype=call.dtype, device=device)
-    closing = torch.empty((call.z, call.c), dtype=call.dtype, device=device)
-    offsets = torch.empty(4 * call.c + 2 * call.z, dtype=torch.float32, device=device)
-    _launch_prepare(
-        (4 * call.c + 2 * call.z) // _RUN,
-        (w.projection, w.gate, w.output_gate, w.output, w.norm_in_weight, w.norm_in_bias, w.norm_out_weight,
-         w.norm_out_bias, packed, closing, offsets),
-        (),
-        {"Z": call.z, "C": call.c},
-        {},
+    packed = torch.empty((4 * call.c + call.z, call.z), dtype=call.dtype, device=call.device)
+    closing = torch.empty((call.z, call.c), dtype=call.dtype, device=call.device)
+    offsets = torch.empty(4 * call.c + 2 * call.z, dtype=torch.float32, device=call.device)
+    call.prepare(
+        w.projection, w.gate, w.output_gate, w.output, w.norm_in_weight, w.norm_in_bias, w.norm_out_weight,
+        w.norm_out_bias, packed, closing, offsets,
     )  # fmt: skip
     return Prepared(packed, closing, offsets)
 
 
-def project(call: Call, z: Tensor, mask: Tensor, prepared: Prepared, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """z standardised [R, Z]; a and b [2, C, B, NP, NP]. Fills ``scales`` [R]."""
-    standard = torch.empty((call.positions, call.z), dtype=call.dtype, device=z.device)
-    ab = torch.empty((2, *call.hidden), dtype=call.dtype, device=z.device)
-    tile = call.tiles.project
-    _launch_project(
-        blocks(call.positions, tile.rows),
-        (z, mask, prepared.packed, prepared.offsets, ab, standard, scales),
-        (*call.numbers, EPS),
-        {"Z": call.z, "C2": 2 * call.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, 2 * call.c)}
-        | call.fixed(tile),
-        tile.options(),
-    )
-    return standard, ab
+def project(call: Call, z: Tensor, mask: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+    """z standardised [R, Z]; a and b [2, C·B, NP, NP]; factors [3, R], those of x not yet."""
+    factors = torch.empty((3, call.positions), dtype=torch.float32, device=call.device)
+    standard = torch.empty((call.positions, call.z), dtype=call.dtype, device=call.device)
+    ab = torch.empty((2, *call.hidden), dtype=call.dtype, device=call.device)
+    call.project(z, mask, prepared.packed, prepared.offsets, ab, standard, factors)
+    return standard, ab, factors
 
 
-def contract(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Matrix products of [C, B, NP, NP]; given ``out``, autocast leaves them alone."""
-    torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out=out.flatten(0, 1))
+def contract(ab: Tensor, outgoing: bool) -> Tensor:
+    """x [C·B, NP, NP] of a and b."""
+    a, b = ab.unbind()
+    x = torch.empty_like(a)
+    # Given ``out``, autocast leaves a product alone.
+    if outgoing:
+        torch.bmm(a, b.mT, out=x)
+    else:
+        torch.bmm(a.mT, b, out=x)
+    return x
+
+
+def contract_gradient(dx: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
+    """The gradient of a and b."""
+    a, b = ab.unbind()
+    dab = torch.empty_like(ab)
+    da, db = dab.unbind()
+    if outgoing:
+        torch.bmm(dx, b, out=da)
+        torch.bmm(dx.mT, a, out=db)
+    else:
+        torch.bmm(b, dx.mT, out=da)
+        torch.bmm(a, dx, out=db)
+    return dab
 
 
 def close(
-    call: Call, standard: Tensor, x: Tensor, prepared: Prepared, scales: Tensor, *, keep: bool
-) -> Tensor:
-    """The output [B, N, N, Z]. With ``keep``, x is standardised in its place and ``scales`` [R] filled."""
-    out = torch.empty((call.b, call.n, call.n, call.z), dtype=call.dtype, device=x.device)
-    tile = call.tiles.output
-    _launch_output(
-        blocks(call.positions, tile.rows),
-        (standard, x, *prepared.of_output(), out, scales),
-        (*call.numbers, EPS),
-        {"Z": call.z, "C": call.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, call.z), "KEEP": keep}
-        | call.fixed(tile),
-        tile.options(),
-    )
-    return out
+    call: Call, standard: Tensor, x: Tensor, prepared: Prepared, factors: Tensor, *, keep: bool
+) -> tuple[Tensor, Tensor]:
+    """The output [B, N, N, Z] and, with ``keep``, x standardised [R, C], whose factors are filled."""
+    out = torch.empty(call.shape, dtype=call.dtype, device=call.device)
+    summed = torch.empty((call.positions if keep else 0, call.c), dtype=call.dtype, device=call.device)
+    launch = call.output_and_keep if keep else call.output
+    launch(standard, x, *prepared.of_output(), out, summed, factors)
+    return out, summed
 
 
 def output_gradient(
-    call: Call, grad: Tensor, standard: Tensor, x: Tensor, prepared: Prepared, scales: Tensor
-) -> tuple[Tensor, Tensor, Parts]:
-    """dx; the gradient of the gate's product [Z, R]; the parts of ``output``'s gradient."""
-    tile = call.tiles.output_gradient
-    parts = call.parts(tile, 1)
-    dx = torch.empty_like(x)
-    dgate = torch.empty((call.z, call.positions), dtype=x.dtype, device=x.device)
-    made = _parts(parts, call.z, call.c, x.device)
-    _launch_output_gradient(
-        parts,
-        (standard, x, grad, *prepared.of_output(), scales, dx, dgate, *made),
-        (*call.numbers, blocks(call.positions, tile.rows), parts),
-        {"Z": call.z, "C": call.c, "ROWS": tile.rows} | call.fixed(tile),
-        tile.options(),
-    )
-    return dx, dgate, made
+    call: Call, grad: Tensor, standard: Tensor, summed: Tensor, prepared: Prepared, factors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dx; the gradients [R, 2·Z] of the gate's product and output's."""
+    dx = torch.empty(call.hidden, dtype=call.dtype, device=call.device)
+    dproducts = torch.empty((call.positions, 2 * call.z), dtype=call.dtype, device=call.device)
+    call.output_gradient(standard, summed, grad, *prepared.of_output(), factors, dx, dproducts)
+    return dx, dproducts
 
 
 def input_gradient(
-    call: Call, standard: Tensor, mask: Tensor, dab: Tensor, dgate: Tensor, prepared: Prepared,
-    scales: Tensor, dtype: torch.dtype,
+    call: Call, standard: Tensor, dab: Tensor, dproducts: Tensor, prepared: Prepared, factors: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """dz [B, N, N, Z] in ``dtype``."""
-    dz = torch.empty((call.b, call.n, call.n, call.z), dtype=dtype, device=dab.device)
-    tile = call.tiles.input_gradient
-    _launch_input_gradient(
-        blocks(call.positions, tile.rows),
-        (standard, mask, dab, dgate, prepared.packed, prepared.offsets, scales, dz),
-        call.numbers,
-        {"Z": call.z, "C2": 2 * call.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, 2 * call.c),
-         "GATE_BLOCK": min(tile.channels, call.z)} | call.fixed(tile),
-        tile.options(),
-    )  # fmt: skip
+    dz = torch.empty(call.shape, dtype=dtype, device=call.device)
+    call.input_gradient(standard, dab, dproducts, prepared.packed, prepared.offsets, factors, dz)
     return dz
 
 
 def weight_gradient(
-    call: Call, standard: Tensor, mask: Tensor, dab: Tensor, dgate: Tensor, prepared: Prepared
-) -> Parts:
-    """The parts of the gradients of the matrices that multiply z, in the order of ``packed``."""
-    tile = call.tiles.weight_gradient
-    block, gate_block = min(tile.channels, 2 * call.c), min(2 * tile.channels, call.z)
-    slices = 2 * call.c // block + call.z // gate_block
-    parts = call.parts(tile, slices)
-    made = _parts(parts, 4 * call.c + call.z, call.z, dab.device)
-    _launch_weight_gradient(
-        slices * parts,
-        (standard, mask, dab, dgate, prepared.packed, prepared.offsets, *made),
-        (*call.numbers, blocks(call.positions, tile.rows), parts),
-        {"Z": call.z, "C2": 2 * call.c, "ROWS": tile.rows, "BLOCK": block, "GATE_BLOCK": gate_block}
-        | call.fixed(tile),
-        tile.options(),
+    call: Call, standard: Tensor, summed: Tensor, dab: Tensor, dproducts: Tensor, prepared: Prepared,
+    factors: Tensor,
+) -> Parts:  # fmt: skip
+    """The parts of the gradients of all matrices."""
+
+    def room(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=call.device)
+
+    (parts, out_parts), z, c = call.parts, call.z, call.c
+    of_input = room(parts, 4 * c, z), room(parts, 4 * c)
+    of_gate = room(out_parts, z, z), room(out_parts, z)
+    of_output = room(out_parts, z, c), room(out_parts, z)
+    call.weight_gradient(standard, dab, prepared.packed, prepared.offsets, factors, *of_input)
+    call.output_gate_gradient(standard, dproducts, *of_gate)
+    call.closing_gradient(summed, dproducts, *of_output)
+    return Parts(*of_input, *of_gate, *of_output)
+
+
+def finish(call: Call, parts: Parts, w: TriangleMultiplicationWeights) -> WeightGradients:
+    """The gradients of the matrices in their dtype, which is one, those of the norms in float32."""
+
+    def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=call.device)
+
+    rows, z, c = 4 * call.c + call.z, call.z, call.c
+    made = WeightGradients(
+        room(rows, z, dtype=w.projection.dtype),
+        room(2, z),
+        room(z, c, dtype=w.output.dtype),
+        room(2, c),
     )
+    in_shares, out_shares = room(rows // FINISHED["ROWS"], 2, z), room(z // FINISHED["ROWS"], 2, c)
+    call.finish(
+        *parts, w.projection, w.gate, w.output_gate, w.output, w.norm_in_weight, w.norm_in_bias,
+        w.norm_out_weight, w.norm_out_bias, made.matrices_in, made.output, in_shares, out_shares,
+    )  # fmt: skip
+    call.sum_shares(in_shares, out_shares, made.norm_in, made.norm_out)
     return made
-
-
-def finish(
-    made: Parts, matrices: Sequence[Tensor], norm: Sequence[Tensor], dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Gradients [rows, width] of the stacked matrices, in ``dtype``, and [2, width] of the norm before them.
-
-    ``matrices``: projection, gate and output_gate, or output thrice; ``norm``: scale and offset.
-    """
-    parts, rows, width = made.products.shape
-    dmatrices = torch.empty((rows, width), dtype=dtype, device=made.sums.device)
-    programs = rows // FINISHED["ROWS"]
-    shares = torch.empty((programs, 2, width), dtype=torch.float32, device=made.sums.device)
-    dnorm = torch.empty((2, width), dtype=torch.float32, device=made.sums.device)
-    _launch_finish(
-        programs,
-        (*made, *matrices, *norm, dmatrices, shares),
-        (rows, parts, len(matrices[0])),
-        {"WIDTH": width, **FINISHED, "PACKED": matrices[0] is not matrices[1]},
-        {},
-    )
-    _launch_sum_shares(
-        2 * width // _SUMMED["COLUMNS"], (shares, dnorm), (programs,), {"WIDTH": 2 * width, **_SUMMED}, {}
-    )
-    return dmatrices, dnorm

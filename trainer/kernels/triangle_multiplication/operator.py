@@ -12,9 +12,11 @@ from megafold.trainer.kernels.launch import blocks
 from megafold.trainer.kernels.triangle_multiplication.launches import (
     PAD,
     Prepared,
+    WeightGradients,
     call_for,
     close,
     contract,
+    contract_gradient,
     finish,
     input_gradient,
     output_gradient,
@@ -33,8 +35,8 @@ _MOST_POSITIONS: Final = 2**31 - 256
 #: Triton runs on the CPU.
 _INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
 
-#: What the backward needs: z standardised [R, Z]; a and b [2, C, B, NP, NP]; x standardised [C, B, NP, NP];
-#: the reciprocal deviations of both [2, R]; the prepared matrices.
+#: What the backward needs: z standardised [R, Z]; x standardised [R, C]; a and b [2, C·B, NP, NP]; the
+#: factors [3, R]; the prepared matrices.
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -42,19 +44,17 @@ def _run(
     z: Tensor, mask: Tensor, weights: Sequence[Tensor], outgoing: bool, dtype: torch.dtype, keep: bool
 ) -> tuple[Tensor, Saved]:
     """The output and, with ``keep``, what the backward needs."""
-    w = TriangleMultiplicationWeights(*(t.contiguous() for t in weights))
+    w = _contiguous(weights)
     call = call_for(z.shape[0], z.shape[1], w.output, dtype)
     prepared = prepare(call, w)
-    scales = torch.empty((2, call.positions), dtype=torch.float32, device=z.device)
-    standard, ab = project(call, z.contiguous(), mask.contiguous().view(torch.uint8), prepared, scales[0])
-    a, b = ab.unbind()
-    x = torch.empty_like(a)
-    if outgoing:
-        contract(a, b.mT, x)
-    else:
-        contract(a.mT, b, x)
-    out = close(call, standard, x, prepared, scales[1], keep=keep)
-    return out, (standard, ab, x, scales, *prepared)
+    standard, ab, factors = project(call, z.contiguous(), mask.contiguous().view(torch.uint8), prepared)
+    x = contract(ab, outgoing)
+    out, summed = close(call, standard, x, prepared, factors, keep=keep)
+    return out, (standard, summed, ab, factors, *prepared)
+
+
+def _contiguous(weights: Sequence[Tensor]) -> TriangleMultiplicationWeights:
+    return TriangleMultiplicationWeights(*[w.contiguous() for w in weights])
 
 
 def _forward(
@@ -66,71 +66,49 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor, mask: Tensor, weights: Sequence[Tensor], saved: Sequence[Tensor], outgoing: bool,
+    grad: Tensor, weights: Sequence[Tensor], saved: Sequence[Tensor], outgoing: bool,
     dtype: torch.dtype, wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dz in ``dtype``; gradients of projection, gate and output_gate, stacked, and of norm_in; of output's.
-
-    ``wanted``: dz, those of the input's parameters, those of the output's. What is not wanted is empty.
-    """
-    w = TriangleMultiplicationWeights(*(t.contiguous() for t in weights))
-    standard, ab, x, scales, *matrices = saved
+    """dz in ``dtype``, then :class:`WeightGradients`; ``wanted``: dz, those. What is not wanted is empty."""
+    w = _contiguous(weights)
+    standard, summed, ab, factors, *matrices = saved
     prepared = Prepared(*matrices)
-    call = call_for(grad.shape[0], grad.shape[1], w.output, x.dtype)
-    mask = mask.contiguous().view(torch.uint8)
-    dx, dgate, made = output_gradient(call, grad.contiguous(), standard, x, prepared, scales[1])
-    dz, dinput, dnorm_in, doutput, dnorm_out = (scales.new_empty(0) for _ in range(5))
-    if wanted[2]:
-        norm = (w.norm_out_weight, w.norm_out_bias)
-        doutput, dnorm_out = finish(made, [w.output] * 3, norm, w.output.dtype)
-    a, b = ab.unbind()
-    dab = torch.empty_like(ab)
-    da, db = dab.unbind()
-    if outgoing:
-        contract(dx, b, da)
-        contract(dx.mT, a, db)
-    else:
-        contract(b, dx.mT, da)
-        contract(a, dx, db)
+    call = call_for(grad.shape[0], grad.shape[1], w.output, ab.dtype)
+    dx, dproducts = output_gradient(call, grad.contiguous(), standard, summed, prepared, factors)
+    dab = contract_gradient(dx, ab, outgoing)
     del dx
-    if wanted[0]:
-        dz = input_gradient(call, standard, mask, dab, dgate, prepared, scales[0], dtype)
-    if wanted[1]:
-        made = weight_gradient(call, standard, mask, dab, dgate, prepared)
-        stacked = [w.projection, w.gate, w.output_gate]
-        dinput, dnorm_in = finish(made, stacked, (w.norm_in_weight, w.norm_in_bias), _common(*stacked))
-    return dz, dinput, dnorm_in, doutput, dnorm_out
-
-
-def _common(*tensors: Tensor) -> torch.dtype:
-    """The dtype of all of them, float32 where they differ."""
-    return tensors[0].dtype if len({t.dtype for t in tensors}) == 1 else torch.float32
-
-
-def _wanted(needs_z: bool, needs_weights: Sequence[bool]) -> list[bool]:
-    """As :func:`_backward` takes it."""
-    needs = dict(zip(TriangleMultiplicationWeights._fields, needs_weights, strict=True))
-    of_output = any([needs.pop("norm_out_weight"), needs.pop("norm_out_bias"), needs.pop("output")])
-    return [needs_z, any(needs.values()), of_output]
+    wants_z, wants_weights = wanted
+    if wants_z:
+        dz = input_gradient(call, standard, dab, dproducts, prepared, factors, dtype)
+    else:
+        dz = factors.new_empty(0)
+    if wants_weights:
+        parts = weight_gradient(call, standard, summed, dab, dproducts, prepared, factors)
+        made = finish(call, parts, w)
+    else:
+        made = WeightGradients(*[factors.new_empty(0) for _ in WeightGradients._fields])
+    return dz, *made
 
 
 def _weight_gradients(
     weights: Sequence[Tensor], needs: Sequence[bool], gradients: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """What :func:`_backward` returns after dz, taken apart, in each weight's dtype."""
-    w = TriangleMultiplicationWeights(*weights)
-    dinput, dnorm_in, doutput, dnorm_out = gradients
+    """``gradients`` (:class:`WeightGradients`) taken apart, in each weight's dtype, where it is needed."""
+    if not any(needs):
+        return [None] * len(weights)
+    w, made = TriangleMultiplicationWeights(*weights), WeightGradients(*gradients)
     first, second = len(w.projection), len(w.projection) + len(w.gate)
-    apart: dict[str, Tensor] = {}
-    if dinput.numel():
-        apart |= {"norm_in_weight": dnorm_in[0], "norm_in_bias": dnorm_in[1], "projection": dinput[:first],
-                  "gate": dinput[first:second], "output_gate": dinput[second:]}  # fmt: skip
-    if doutput.numel():
-        apart |= {"norm_out_weight": dnorm_out[0], "norm_out_bias": dnorm_out[1], "output": doutput}
-    return [
-        apart[name].to(weight.dtype) if needed else None
-        for name, weight, needed in zip(w._fields, w, needs, strict=True)
-    ]
+    apart = TriangleMultiplicationWeights(
+        norm_in_weight=made.norm_in[0],
+        norm_in_bias=made.norm_in[1],
+        projection=made.matrices_in[:first],
+        gate=made.matrices_in[first:second],
+        norm_out_weight=made.norm_out[0],
+        norm_out_bias=made.norm_out[1],
+        output=made.output,
+        output_gate=made.matrices_in[second:],
+    )
+    return [t.to(weight.dtype) if need else None for t, weight, need in zip(apart, w, needs, strict=True)]
 
 
 class _TriangleMultiplication(torch.autograd.Function):
@@ -143,7 +121,7 @@ class _TriangleMultiplication(torch.autograd.Function):
         keep = any(ctx.needs_input_grad)
         out, saved = _run(z, mask, weights, outgoing, dtype, keep)
         if keep:
-            ctx.save_for_backward(mask, *saved, *weights)
+            ctx.save_for_backward(*saved, *weights)
             ctx.outgoing, ctx.dtype = outgoing, z.dtype
         ctx.set_materialize_grads(False)
         return out
@@ -153,11 +131,11 @@ class _TriangleMultiplication(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
-        mask, *tensors = ctx.saved_tensors
+        tensors = ctx.saved_tensors
         saved, weights = tensors[:7], tensors[7:]
         needs_z, _mask, _outgoing, _dtype, *needs = ctx.needs_input_grad
-        wanted = _wanted(needs_z, needs)
-        dz, *rest = _backward(grad, mask, weights, saved, ctx.outgoing, ctx.dtype, wanted)
+        wanted = (needs_z, any(needs))
+        dz, *rest = _backward(grad, weights, saved, ctx.outgoing, ctx.dtype, wanted)
         return dz if needs_z else None, None, None, None, *_weight_gradients(weights, needs, rest)
 
 
@@ -182,9 +160,9 @@ def _(
     return (
         made(*z.shape),
         made(positions, c_z),
-        made(2, c, b, padded, padded),
-        made(c, b, padded, padded),
-        made(2, positions, like=torch.float32),
+        made(positions, c),
+        made(2, c * b, padded, padded),
+        made(3, positions, like=torch.float32),
         made(4 * c + c_z, c_z),
         made(c_z, c),
         made(4 * c + 2 * c_z, like=torch.float32),
@@ -193,7 +171,7 @@ def _(
 
 @_operator_backward.register_fake
 def _(
-    grad: Tensor, mask: Tensor, weights: Sequence[Tensor], saved: Sequence[Tensor], outgoing: bool,
+    grad: Tensor, weights: Sequence[Tensor], saved: Sequence[Tensor], outgoing: bool,
     dtype: torch.dtype, wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     w = TriangleMultiplicationWeights(*weights)
@@ -204,30 +182,31 @@ def _(
             shape if needed else (0,), dtype=like if needed else torch.float32, device=grad.device
         )
 
+    wants_z, wants_weights = wanted
     return (
-        made(wanted[0], tuple(grad.shape), dtype),
-        made(wanted[1], (4 * c + c_z, c_z), _common(w.projection, w.gate, w.output_gate)),
-        made(wanted[1], (2, c_z)),
-        made(wanted[2], (c_z, c), w.output.dtype),
-        made(wanted[2], (2, c)),
+        made(wants_z, tuple(grad.shape), dtype),
+        made(wants_weights, (4 * c + c_z, c_z), w.projection.dtype),
+        made(wants_weights, (2, c_z)),
+        made(wants_weights, (c_z, c), w.output.dtype),
+        made(wants_weights, (2, c)),
     )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    z, mask, weights, outgoing, _dtype = inputs
-    ctx.save_for_backward(mask, *output[1:], *weights)
+    z, _mask, weights, outgoing, _dtype = inputs
+    ctx.save_for_backward(*output[1:], *weights)
     ctx.outgoing, ctx.dtype = outgoing, z.dtype
     ctx.set_materialize_grads(False)
 
 
 def _operator_gradients(ctx: Any, grad: Tensor | None, *_others: None) -> tuple[Any, ...]:
-    mask, *tensors = ctx.saved_tensors
-    saved, weights = tensors[:7], tensors[7:]
+    tensors = ctx.saved_tensors
+    saved, weights = list(tensors[:7]), list(tensors[7:])
     needs_z, _mask, needs, *_rest = ctx.needs_input_grad
     if grad is None:
         return None, None, [None] * len(weights), None, None
-    wanted = _wanted(needs_z, needs)
-    dz, *rest = _operator_backward(grad, mask, weights, saved, ctx.outgoing, ctx.dtype, wanted)
+    wanted = [needs_z, any(needs)]
+    dz, *rest = _operator_backward(grad, weights, saved, ctx.outgoing, ctx.dtype, wanted)
     return dz if needs_z else None, None, _weight_gradients(weights, needs, rest), None, None
 
 
@@ -249,6 +228,8 @@ def unsupported(
         return f"device {z.device.type}"
     if result_dtype(z) not in _DTYPES or any(t.dtype not in _DTYPES for t in (z, *weights)):
         return f"dtypes {z.dtype}, {', '.join(sorted({str(t.dtype) for t in weights}))}"
+    if len({w.dtype for w in (weights.projection, weights.gate, weights.output, weights.output_gate)}) > 1:
+        return "matrices of several dtypes"
     if mask.dtype != torch.bool:
         return f"mask of {mask.dtype}"
     c_z, c = weights.output.shape

@@ -34,33 +34,47 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """One tile for each kernel; that of ``output_gradient`` always takes all channels."""
+    """One tile for each kernel."""
 
     project: Tile
     output: Tile
     output_gradient: Tile
     input_gradient: Tile
     weight_gradient: Tile
+    output_weight_gradient: Tile
 
 
 def _alike(rows: int, channels: int, warps: int, stages: int, resident: int) -> Tiles:
     tile = Tile(rows, channels, warps, stages, resident)
-    return Tiles(project=tile, output=tile, output_gradient=tile, input_gradient=tile, weight_gradient=tile)
+    return Tiles(
+        project=tile,
+        output=tile,
+        output_gradient=tile,
+        input_gradient=tile,
+        weight_gradient=tile,
+        output_weight_gradient=tile,
+    )
 
 
 #: Fits the smallest shared memory (64 KiB on CDNA) for 128 channels of float32.
 _SAFE: Final = _alike(16, 16, 4, 1, 1)
 #: The same for 2 bytes.
 _SAFE_HALF: Final = _alike(32, 32, 4, 1, 1)
+#: Measured on an H200.
+_HOPPER: Final = Tiles(
+    project=Tile(128, 32, 8, 2),
+    output=Tile(64, 32, 4, 1),
+    output_gradient=Tile(64, 32, 4, 2, registers=168),
+    input_gradient=Tile(64, 64, 4, 2),
+    weight_gradient=Tile(64, 32, 4, 3, 3, 168),
+    output_weight_gradient=Tile(64, 64, 4, 3, 3),
+)
 #: (architecture, bytes of the dtype, the larger of Z and C) → tiles.
 _TABLE: Final = {
-    ("cuda:90", 2, 128): Tiles(
-        project=Tile(128, 64, 8, 2),
-        output=Tile(64, 128, 4, 1),
-        output_gradient=Tile(64, 128, 8, 1, 1),
-        input_gradient=Tile(64, 64, 4, 2),
-        weight_gradient=Tile(64, 64, 4, 2, 2),
-    ),
+    ("cuda:90", 2, 128): _HOPPER,
+    ("cuda:90", 2, 64): _HOPPER,
+    ("cuda:80", 2, 128): _alike(64, 32, 4, 2, 2),
+    ("cuda:80", 2, 64): _alike(64, 32, 4, 2, 2),
 }
 
 
