@@ -63,7 +63,7 @@ def _run(*arguments: str) -> None:
 
 def _stream(cache: Path, picture: Path) -> None:
     """Stream samples from the cache in this process and draw one of the largest."""
-    from megafold.pipeline.draw import draw_sample
+    from megafold.pipeline.drawing import draw_sample
     from megafold.pipeline.stream import CropConfig, Stream, StreamConfig
 
     stream = Stream(cache, StreamConfig(crop=CropConfig(tokens=256)))

@@ -7,8 +7,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from megafold.pipeline import draw, schema
-from megafold.pipeline.draw import draw_sample
+from megafold.pipeline import schema
+from megafold.pipeline.drawing import draw_sample, space, tracks
+from megafold.pipeline.drawing.chains import chain_styles
+from megafold.pipeline.drawing.sample import title_of
 
 
 def make_features(n_msa: int = 7, n_templ: int = 2, *, resolved: bool = True) -> dict[str, np.ndarray]:
@@ -46,6 +48,9 @@ META = {
     "entry": "1abc",
     "crop_method": "spatial_interface",
     "crop_center": 3,
+    "n_token_uncropped": 40,
+    "label_asym_ids": {1: "A", 2: "B-2"},
+    "paired_rows": 3,
     "seed": 0,
     "epoch": 1,
     "index": 2,
@@ -69,24 +74,31 @@ def test_draws_without_meta(tmp_path):
     assert (tmp_path / "crop.png").stat().st_size > 10_000
 
 
-def axes_of(drawing, features) -> Any:
+def axes_of(drawing, *arguments) -> Any:
     axes = Figure().subplots()
-    drawing(axes, features)
+    drawing(axes, *arguments)
     return axes
 
 
 def test_title_says_what_is_drawn():
-    title = draw._title(make_features(), META)
+    title = title_of(make_features(), META)
     assert "1abc" in title
     assert "spatial interface crop around token 3" in title
-    assert "15 tokens, 27 atoms (27 resolved), 2 chains" in title
+    assert "15 of 40 tokens, 27 atoms (27 resolved), 2 chains" in title
+    assert "7 MSA rows, 2 templates, 1 token bond" in title
     assert "seed 0, epoch 1, index 2" in title
+
+
+def test_chains_have_the_names_and_kinds_of_the_file():
+    styles = chain_styles(make_features(), META)
+    assert [style.label for style in styles.values()] == ["A  protein, 12", "B-2  ligand, 3"]
+    assert len({style.colour for style in styles.values()}) == 2
 
 
 def test_contact_map_shows_distances_of_representative_atoms():
     features = make_features()
     features["coords_mask"][features["rep_atom"][4]] = False
-    image = axes_of(draw._draw_contacts, features).images[0].get_array()
+    image = axes_of(space.draw_contacts, features).images[0].get_array()
     a, b = (features["coords"][features["rep_atom"][k]].astype(float) for k in (2, 9))
     assert image[2, 9] == pytest.approx(np.linalg.norm(a - b))
     assert np.ma.getmaskarray(image)[4].all()
@@ -94,29 +106,67 @@ def test_contact_map_shows_distances_of_representative_atoms():
 
 
 def test_chain_boundaries_are_between_tokens():
-    axes = axes_of(draw._draw_msa, make_features())
+    axes = axes_of(tracks.draw_msa, make_features())
     assert [line.get_xdata()[0] for line in axes.lines] == [11.5]
+
+
+def test_a_line_divides_paired_rows_from_the_others():
+    axes = axes_of(tracks.draw_msa, make_features(), 3)
+    assert [line.get_ydata()[0] for line in axes.lines[1:]] == [3.5]
 
 
 def test_coverage_counts_rows_with_a_residue():
     features = make_features()
     features["msa"][2:5, 3] = schema.GAP
-    axes = axes_of(draw._draw_coverage, features)
+    axes = axes_of(tracks.draw_coverage, features)
     heights = axes.lines[0].get_ydata()
     assert heights[3] == 4
     assert heights[12] == 0
 
 
-def test_projection_shows_resolved_atoms_and_traces_within_chains():
+def test_every_token_bond_is_an_arc_between_its_tokens():
+    features = make_features()
+    features["token_bonds"][4, 12] = features["token_bonds"][12, 4] = True
+    axes = axes_of(tracks.draw_bonds, features, chain_styles(features, META))
+    arcs, colours = axes.collections[0].get_segments(), axes.collections[0].get_colors()
+    ends = sorted((round(float(arc[0, 0])), round(float(arc[-1, 0]))) for arc in arcs)
+    assert ends == [(4, 12), (12, 13)]
+    assert [tuple(colour[:3]) == (0, 0, 0) for colour in colours] == [True, False]
+    assert "2 token bonds, 1 of them between chains" in axes.get_title(loc="left")
+
+
+def test_views_keep_distances_and_handedness():
+    features = make_features()
+    features["coords_mask"][5] = False
+    frame = space.principal_frame(features)
+    assert np.isnan(frame[5]).all()
+    kept = np.delete(np.arange(27), 5)
+    before, after = features["coords"][kept].astype(float), frame[kept]
+    spread = np.var(after, axis=0)
+    assert (np.diff(spread) <= 0).all()
+    # A rotation and nothing else: its matrix, by least squares, has determinant 1.
+    turn = np.linalg.lstsq(before - before.mean(axis=0), after, rcond=None)[0]
+    assert np.linalg.det(turn) == pytest.approx(1)
+    assert turn @ turn.T == pytest.approx(np.eye(3), abs=1e-9)
+
+
+def test_views_show_resolved_atoms_traces_within_chains_and_bonds():
     features = make_features()
     features["coords_mask"][features["center_atom"][5]] = False
-    axes = axes_of(draw._draw_projection, features)
-    protein, ligand, lines = axes.collections
-    assert (len(protein.get_offsets()), len(ligand.get_offsets())) == (23, 3)
-    # Eleven peptide bonds, less the two of the residue without coordinates; none to the ligand.
-    assert len(lines.get_segments()) == 9
+    front, side = Figure().subplots(1, 2)
+    space.draw_views(front, side, features, chain_styles(features, META), center=3)
+    for axes in (front, side):
+        protein, ligand, lines = axes.collections
+        assert (len(protein.get_offsets()), len(ligand.get_offsets())) == (23, 3)
+        # Eleven peptide bonds, less the two of the residue without coordinates; the ligand's bond; each
+        # with its rim.
+        assert len(lines.get_segments()) == 2 * (9 + 1)
+    heights = [np.sort(np.asarray(axes.collections[0].get_offsets())[:, 1]) for axes in (front, side)]
+    assert heights[0] == pytest.approx(heights[1])
+    star = front.lines[-1].get_xydata()[0]
+    assert star == pytest.approx(space.principal_frame(features)[features["center_atom"][3], :2])
 
 
 def test_every_class_has_a_colour():
-    assert draw._class_lookup().shape == (schema.N_RESTYPE,)
-    assert draw._CLASSES[draw._class_lookup()[schema.GAP]][0] == "gap"
+    assert tracks.class_lookup().shape == (schema.N_RESTYPE,)
+    assert tracks.CLASSES[tracks.class_lookup()[schema.GAP]][0] == "gap"
