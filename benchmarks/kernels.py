@@ -213,12 +213,34 @@ def cuequivariance(operator: str, problem: Problem) -> Step:
     return lambda: triangle_attention(q, k, v, bias, mask)
 
 
+def cuequivariance_multiplication(operator: str, problem: Problem) -> Step:
+    """The norms' weights and the mask in the dtype of all the rest, which it prefers."""
+    from cuequivariance_ops_torch import triangle_multiplicative_update
+
+    z, mask, weights, outgoing = problem.arguments.values()
+    narrow = type(weights)(*[w.detach().to(z.dtype).requires_grad_() for w in weights])
+    problem.leaves[:] = [z, *narrow]
+    arguments = {
+        "direction": "outgoing" if outgoing else "incoming",
+        "mask": mask.to(z.dtype),
+        "norm_in_weight": narrow.norm_in_weight,
+        "norm_in_bias": narrow.norm_in_bias,
+        "p_in_weight": narrow.projection,
+        "g_in_weight": narrow.gate,
+        "norm_out_weight": narrow.norm_out_weight,
+        "norm_out_bias": narrow.norm_out_bias,
+        "p_out_weight": narrow.output,
+        "g_out_weight": narrow.output_gate,
+    }
+    return lambda: triangle_multiplicative_update(z, **arguments)
+
+
 BACKENDS = {name: of_backend(name) for name in ("triton", "eager", "compile")}
 RIVALS: dict[str, dict[str, Callable[[str, Problem], Step]]] = {
     "evoattention": BACKENDS
     | {"flex": flex, "sdpa": sdpa, "trifast": trifast, "cuequivariance": cuequivariance},
     "transition": BACKENDS,
-    "triangle_multiplication": BACKENDS,
+    "triangle_multiplication": BACKENDS | {"cuequivariance": cuequivariance_multiplication},
     "layernorm": BACKENDS,
     "layernorm_linear": BACKENDS,
     "swiglu": BACKENDS,
