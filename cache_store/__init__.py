@@ -15,6 +15,8 @@ from megafold.cache_store.errors import (
     NotACache,
     ReadOnlyCache,
     RefMoved,
+    RemoteCacheWarning,
+    RemoteError,
     SwappedObject,
 )
 from megafold.cache_store.garbage import Collected, collect, reachable
@@ -23,8 +25,11 @@ from megafold.cache_store.ledger import Failure
 from megafold.cache_store.local import LocalStore
 from megafold.cache_store.locks import BuildLock
 from megafold.cache_store.manifest import Manifest
+from megafold.cache_store.read_through import ReadThrough
 from megafold.cache_store.reader import ObjectReader, Selection, read_many
+from megafold.cache_store.remote import RemoteCounts, RemoteStore, is_url, open_store
 from megafold.cache_store.store import MAIN_REF, Store
+from megafold.cache_store.transport import RetryPolicy
 
 __all__ = [
     "JSON",
@@ -48,8 +53,14 @@ __all__ = [
     "NotACache",
     "ObjectReader",
     "ReadOnlyCache",
+    "ReadThrough",
     "RefMoved",
+    "RemoteCacheWarning",
+    "RemoteCounts",
+    "RemoteError",
+    "RemoteStore",
     "Replay",
+    "RetryPolicy",
     "Selection",
     "Store",
     "StoreFinding",
@@ -57,7 +68,9 @@ __all__ = [
     "audit",
     "canonical_json",
     "collect",
+    "is_url",
     "mapping_digest",
+    "open_store",
     "reachable",
     "read_many",
 ]

@@ -36,13 +36,13 @@ _HARMLESS: frozenset[str] = frozenset({"unreferenced-object", "temporary-file", 
 class StoreFinding:
     """One thing that is not as it should be.
 
-    ``subject``: the digest or name of what it is about. ``path``: the file. ``message``: what is wrong.
-    ``action``: what to do.
+    ``subject``: the digest or name of what it is about. ``path``: the file or its URL.
+    ``message``: what is wrong. ``action``: what to do.
     """
 
     kind: FindingKind
     subject: str
-    path: Path
+    path: Path | str
     message: str
     action: str
 
@@ -149,6 +149,10 @@ def _refs(store: Store) -> Iterator[StoreFinding]:
 def _files(store: Store) -> Iterator[StoreFinding]:
     for path in store.temporary_files():
         message = "being written, or left by a writer that was killed"
-        yield StoreFinding("temporary-file", path.name, path, message, "The next build sweeps it.")
+        yield StoreFinding("temporary-file", _last(path), path, message, "The next build sweeps it.")
     for path in store.foreign_files():
-        yield StoreFinding("foreign-file", path.name, path, "no file of the cache's", "Move it elsewhere.")
+        yield StoreFinding("foreign-file", _last(path), path, "no file of the cache's", "Move it elsewhere.")
+
+
+def _last(path: Path | str) -> str:
+    return str(path).rsplit("/", 1)[-1]

@@ -15,18 +15,30 @@ class NotACache(CacheError):
     """A folder that is not a cache of ours, or is one of a format this version cannot read."""
 
 
+class RemoteError(CacheError):
+    """A cache behind a URL that cannot be reached or read. Names the URL, and what to do."""
+
+
+class RemoteCacheWarning(UserWarning):
+    """Something that makes reading a cache behind a URL slow, and no sample wrong."""
+
+
 class ReadOnlyCache(CacheError):
     """A change was asked of a cache that cannot be written."""
 
 
 class _NamedFileError(CacheError):
-    """An error about one named file. Survives pickling, so that it can travel between processes."""
+    """An error about one named file. Survives pickling, so that it can travel between processes.
 
-    def __init__(self, digest: object, path: Path | str, reason: str) -> None:
+    ``path``: the file, or its URL as text. ``action``: what to do, where it is not what the class says.
+    """
+
+    def __init__(self, digest: object, path: Path | str, reason: str, action: str = "") -> None:
         self.digest = digest
-        self.path = Path(path)
+        self.path = path
         self.reason = reason
-        super().__init__(digest, path, reason)
+        self.action = action or self.action
+        super().__init__(digest, path, reason, action)
 
     def __str__(self) -> str:
         return f"{self.what} {self.digest}: {self.reason} ({self.path}). {self.action}"

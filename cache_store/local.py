@@ -1,40 +1,29 @@
 """A store in a directory of a local or shared file system."""
 
 import contextlib
-import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from megafold.cache_store import files, objects
+from megafold.cache_store import checks, files, layout, objects
 from megafold.cache_store.content import Content
-from megafold.cache_store.digest import ALGORITHM, Digest
+from megafold.cache_store.digest import Digest
 from megafold.cache_store.errors import (
-    ContentError,
     CorruptManifest,
-    CorruptObject,
-    CorruptRef,
     MissingManifest,
     MissingObject,
     NotACache,
     RefMoved,
-    SwappedObject,
 )
 from megafold.cache_store.journal import Journal
-from megafold.cache_store.ledger import Failure, ledger_failures, ledger_table
+from megafold.cache_store.layout import FORMAT_FILE
+from megafold.cache_store.ledger import Failure, ledger_table
 from megafold.cache_store.locks import BuildLock, KernelLock
 from megafold.cache_store.manifest import Manifest
 from megafold.cache_store.reader import ObjectReader
 from megafold.cache_store.store import MAIN_REF, Store
 
-FORMAT_FILE = "megafold-cache.json"
-FORMAT = 1
-
-_OBJECT_SUFFIX = ".zarr.zip"
-_TABLE_SUFFIX = ".parquet"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _REF_LOCK_WAIT_S = 60.0
 
 
@@ -70,8 +59,7 @@ class LocalStore(Store):
                     f"{path} is not a cache, and not empty ({min(others)} is in it): "
                     "name a new or empty folder"
                 )
-        text = json.dumps({"digest": ALGORITHM, "format": FORMAT}, indent=2) + "\n"
-        files.publish(path / FORMAT_FILE, text.encode())
+        files.publish(path / FORMAT_FILE, layout.header())
         return cls(path)
 
     @classmethod
@@ -83,26 +71,17 @@ class LocalStore(Store):
         """
         path = Path(path).absolute()
         try:
-            header = json.loads((path / FORMAT_FILE).read_bytes())
-            version, algorithm = header["format"], header["digest"]
+            data = (path / FORMAT_FILE).read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotACache(f"{path} is not a cache: it has no {FORMAT_FILE}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise NotACache(
-                f"{path / FORMAT_FILE} is damaged ({error!r}): restore it from another cache"
-            ) from error
-        if version != FORMAT or algorithm != ALGORITHM:
-            raise NotACache(
-                f"{path} is a cache of format {version} with {algorithm} digests, and this version of "
-                f"megafold reads format {FORMAT} with {ALGORITHM}: use the version that wrote it"
-            )
+        layout.check_header(data, path)
         return cls(path)
 
     # Objects ------------------------------------------------------------------------------------------
 
     def object_path(self, digest: Digest) -> Path:
         """See :meth:`Store.object_path`."""
-        return self.path / "objects" / digest.hex[:2] / f"{digest}{_OBJECT_SUFFIX}"
+        return self.path / layout.object_name(digest)
 
     def put(self, content: Content) -> Digest:
         """See :meth:`Store.put`."""
@@ -130,7 +109,7 @@ class LocalStore(Store):
     def digests(self) -> Iterator[Digest]:
         """See :meth:`Store.digests`."""
         for path in self._object_files():
-            if (digest := _named(path, _OBJECT_SUFFIX)) and path == self.object_path(digest):
+            if digest := layout.named_digest(self._name(path)):
                 yield digest
 
     def size(self, digest: Digest) -> int:
@@ -149,49 +128,47 @@ class LocalStore(Store):
 
     def check(self, digest: Digest) -> None:
         """See :meth:`Store.check`."""
-        self.quick_check(digest)
-        path = self.object_path(digest)
-        try:
-            with ObjectReader(path, digest) as reader:
-                found = reader.read_all().digest()
-        except ContentError as error:
-            raise CorruptObject(digest, path, f"it holds what no object can: {error}") from error
-        if found != digest:
-            raise SwappedObject(digest, path, f"the file holds the object {found}")
+        with self._explain_missing(digest) as path:
+            checks.check_object(digest, path)
 
     def quick_check(self, digest: Digest) -> None:
         """See :meth:`Store.quick_check`."""
-        self._stat(digest)
-        path = self.object_path(digest)
-        try:
-            claimed, reason = objects.damage(path)
-        except OSError as error:
-            raise CorruptObject(digest, path, f"the file cannot be read: {error}") from error
-        if reason:
-            raise CorruptObject(digest, path, reason)
-        if claimed != digest:
-            raise SwappedObject(digest, path, f"the file holds the object {claimed}")
+        with self._explain_missing(digest) as path:
+            checks.quick_check_object(digest, path)
 
-    def _stat(self, digest: Digest) -> os.stat_result:
+    @contextlib.contextmanager
+    def _explain_missing(self, digest: Digest) -> Iterator[Path]:
         path = self.object_path(digest)
         try:
-            return path.stat()
+            yield path
         except FileNotFoundError as error:
             raise MissingObject(digest, path, "no such object") from error
 
+    def _stat(self, digest: Digest) -> os.stat_result:
+        with self._explain_missing(digest) as path:
+            return path.stat()
+
     def _object_files(self) -> Iterator[Path]:
-        for folder in _children(self.path / "objects"):
+        for folder in _children(self.path / layout.OBJECTS):
             yield from _children(folder)
+
+    def _table_digests(self, folder: str) -> Iterator[Digest]:
+        for path in _children(self.path / folder):
+            if digest := layout.named_digest(self._name(path)):
+                yield digest
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.path).as_posix()
 
     # Manifests and ledgers ----------------------------------------------------------------------------
 
     def manifest_path(self, digest: Digest) -> Path:
         """Where a manifest's file is, or would be."""
-        return self.path / "manifests" / f"{digest}{_TABLE_SUFFIX}"
+        return self.path / layout.manifest_name(digest)
 
     def ledger_path(self, digest: Digest) -> Path:
         """Where a ledger's file is, or would be."""
-        return self.path / "failures" / f"{digest}{_TABLE_SUFFIX}"
+        return self.path / layout.ledger_name(digest)
 
     def put_manifest(self, manifest: Manifest) -> Digest:
         """See :meth:`Store.put_manifest`."""
@@ -205,11 +182,11 @@ class LocalStore(Store):
                 raise MissingManifest(
                     f"of ref {MAIN_REF}", self.ref_path(MAIN_REF), "nothing was published here yet"
                 )
-        return _read_table(digest, self.manifest_path(digest))
+        return checks.read_table(digest, self.manifest_path(digest))
 
     def manifests(self) -> Iterator[Digest]:
         """See :meth:`Store.manifests`."""
-        yield from _names(self.path / "manifests", _TABLE_SUFFIX)
+        yield from self._table_digests(layout.MANIFESTS)
 
     def put_ledger(self, failures: Sequence[Failure]) -> Digest:
         """See :meth:`Store.put_ledger`."""
@@ -218,23 +195,23 @@ class LocalStore(Store):
     def ledger(self, digest: Digest) -> list[Failure]:
         """See :meth:`Store.ledger`."""
         path = self.ledger_path(digest)
-        try:
-            return ledger_failures(_read_table(digest, path))
-        except ValueError as error:
-            raise CorruptManifest(digest, path, str(error)) from error
+        return checks.failures_of(digest, path, checks.read_table(digest, path))
 
     def check_manifest(self, digest: Digest) -> None:
         """See :meth:`Store.check_manifest`."""
-        _check_table(digest, self.manifest_path(digest))
+        path = self.manifest_path(digest)
+        checks.check_table(digest, path, checks.read_table(digest, path))
 
     def check_ledger(self, digest: Digest) -> None:
         """See :meth:`Store.check_ledger`."""
-        _check_table(digest, self.ledger_path(digest))
-        self.ledger(digest)
+        path = self.ledger_path(digest)
+        table = checks.read_table(digest, path)
+        checks.check_table(digest, path, table)
+        checks.failures_of(digest, path, table)
 
     def ledgers(self) -> Iterator[Digest]:
         """See :meth:`Store.ledgers`."""
-        yield from _names(self.path / "failures", _TABLE_SUFFIX)
+        yield from self._table_digests(layout.LEDGERS)
 
     # Refs ---------------------------------------------------------------------------------------------
 
@@ -242,21 +219,15 @@ class LocalStore(Store):
         """See :meth:`Store.ref`."""
         path = self.ref_path(name)
         try:
-            text = path.read_text("ascii")
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
-        except UnicodeDecodeError as error:
-            raise CorruptRef(f"ref {name} ({path}) holds no digest: write the name of a manifest") from error
-        try:
-            digest = Digest(text.removesuffix("\n"))
-        except ValueError as error:
-            raise CorruptRef(f"ref {name} ({path}) holds no digest: write the name of a manifest") from error
-        return digest
+        return layout.ref_digest(data, name, path)
 
     def refs(self) -> Iterator[str]:
         """See :meth:`Store.refs`."""
-        for path in _children(self.path / "refs"):
-            if _NAME.fullmatch(path.name):
+        for path in _children(self.path / layout.REFS):
+            if layout.is_name(path.name):
                 yield path.name
 
     def move_ref(self, name: str, expected: Digest | None, new: Digest) -> None:
@@ -272,7 +243,7 @@ class LocalStore(Store):
 
     def ref_path(self, name: str) -> Path:
         """See :meth:`Store.ref_path`."""
-        return self.path / "refs" / _checked_name(name, "ref")
+        return self.path / layout.ref_name(name)
 
     # Builds -------------------------------------------------------------------------------------------
 
@@ -283,13 +254,13 @@ class LocalStore(Store):
     def journal(self, build: str, *, sync_every: int = 1) -> Journal:
         """See :meth:`Store.journal`."""
         return Journal(
-            self.path / "journal" / f"{_checked_name(build, 'build id')}.jsonl", sync_every=sync_every
+            self.path / layout.JOURNALS / f"{layout.checked(build, 'build id')}.jsonl", sync_every=sync_every
         )
 
     def journals(self) -> Iterator[str]:
         """See :meth:`Store.journals`."""
-        for path in _children(self.path / "journal"):
-            if path.suffix == ".jsonl" and _NAME.fullmatch(path.stem):
+        for path in _children(self.path / layout.JOURNALS):
+            if path.suffix == ".jsonl" and layout.is_name(path.stem):
                 yield path.stem
 
     # Housekeeping -------------------------------------------------------------------------------------
@@ -301,12 +272,11 @@ class LocalStore(Store):
     def foreign_files(self) -> Iterator[Path]:
         """See :meth:`Store.foreign_files`."""
         for path in self._object_files():
-            digest = _named(path, _OBJECT_SUFFIX)
-            if (digest is None or path != self.object_path(digest)) and not files.is_temporary(path):
+            if layout.named_digest(self._name(path)) is None and not files.is_temporary(path):
                 yield path
-        for folder in ("manifests", "failures"):
+        for folder in (layout.MANIFESTS, layout.LEDGERS):
             for path in _children(self.path / folder):
-                if _named(path, _TABLE_SUFFIX) is None and not files.is_temporary(path):
+                if layout.named_digest(self._name(path)) is None and not files.is_temporary(path):
                     yield path
 
     def sweep(self, older_than_s: float = 3600.0, lock: BuildLock | None = None) -> list[Path]:
@@ -325,28 +295,10 @@ def _publish_table(table: Manifest, path_of: Callable[[Digest], Path]) -> Digest
     digest = table.digest()
     path = path_of(digest)
     try:
-        _read_table(digest, path)
+        checks.read_table(digest, path)
     except (MissingManifest, CorruptManifest):
         files.publish(path, table.to_parquet(digest))
     return digest
-
-
-def _read_table(digest: Digest, path: Path) -> Manifest:
-    try:
-        table, claimed = Manifest.from_parquet(path.read_bytes())
-    except FileNotFoundError as error:
-        raise MissingManifest(digest, path, "no such file") from error
-    except (ValueError, OSError) as error:
-        raise CorruptManifest(digest, path, f"it cannot be read: {error}") from error
-    if claimed != digest:
-        raise CorruptManifest(digest, path, f"the file holds the manifest {claimed}")
-    return table
-
-
-def _check_table(digest: Digest, path: Path) -> None:
-    found = _read_table(digest, path).digest()
-    if found != digest:
-        raise CorruptManifest(digest, path, f"its rows have the digest {found}")
 
 
 def _children(folder: Path) -> Iterable[Path]:
@@ -355,28 +307,3 @@ def _children(folder: Path) -> Iterable[Path]:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _names(folder: Path, suffix: str) -> Iterator[Digest]:
-    for path in _children(folder):
-        if digest := _named(path, suffix):
-            yield digest
-
-
-def _named(path: Path, suffix: str) -> Digest | None:
-    """The digest a file is named after, None where its name is something else."""
-    if not path.name.endswith(suffix):
-        return None
-    try:
-        return Digest(path.name.removesuffix(suffix))
-    except ValueError:
-        return None
-
-
-def _checked_name(name: str, what: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{what} {name!r}: use up to 100 letters, digits, dots, dashes and underscores, "
-            "the first of them a letter or digit"
-        )
-    return name

@@ -101,23 +101,22 @@ def _read_seal(file: BinaryIO) -> tuple[Digest, Digest] | None:
     return seal.parse(file.read(), "object")
 
 
-def damage(path: Path) -> tuple[Digest | None, str]:
-    """Hash a whole object file, decoding nothing.
+def damage(file: BinaryIO) -> tuple[Digest | None, str]:
+    """Hash a whole object file, open and seekable, decoding nothing.
 
     Returns:
         The object that the file says it is, and what is wrong with the file (empty: every bit of it is as
         it was written).
     """
-    with open(path, "rb") as file:
-        digests = _read_seal(file)
-        if digests is None:
-            return None, "the file does not end as an object does: it was cut short, extended or changed"
-        left = file.seek(0, io.SEEK_END) - seal.HEX
-        file.seek(0)
-        state = hashlib.sha256()
-        while left and (block := file.read(min(left, 1 << 20))):
-            state.update(block)
-            left -= len(block)
+    digests = _read_seal(file)
+    if digests is None:
+        return None, "the file does not end as an object does: it was cut short, extended or changed"
+    left = file.seek(0, io.SEEK_END) - seal.HEX
+    file.seek(0)
+    state = hashlib.sha256()
+    while left and (block := file.read(min(left, 1 << 20))):
+        state.update(block)
+        left -= len(block)
     if left or state.hexdigest() != str(digests[1]):
         return digests[0], "bytes of the file have changed since it was written"
     return digests[0], ""

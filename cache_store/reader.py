@@ -30,14 +30,16 @@ class ObjectReader:
     share one.
     """
 
-    def __init__(self, path: Path, digest: Digest) -> None:
+    def __init__(self, path: Path | str, digest: Digest, data: bytes | None = None) -> None:
+        """``data``: the file's bytes, for one in memory; ``path`` is then its name in messages."""
         self.path = path
         self.digest = digest
-        self._state: _OpenObject | None = None
+        self._data = data
+        self._state: OpenObject | None = None
         self._closed = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (ObjectReader, (self.path, self.digest))
+        return (ObjectReader, (self.path, self.digest, self._data))
 
     def __repr__(self) -> str:
         return f"ObjectReader({str(self.path)!r})"
@@ -94,22 +96,34 @@ class ObjectReader:
         names = list(self._open().metadata)
         return Content(arrays=self.read(dict.fromkeys(names)), attributes=self.attributes, chunks=self.chunks)
 
-    def _open(self) -> "_OpenObject":
+    def renew(self) -> bool:
+        """Get the object anew, after damage showed. False: there is nowhere to get it from."""
+        return False
+
+    def _open(self) -> "OpenObject":
         state = self._state
         if state is None or state.pid != os.getpid():
             if self._closed:
                 raise ValueError(f"the reader of {self.digest} is closed")
-            state = self._state = _OpenObject(self.path, self.digest)
+            state = self._state = self._opened()
         return state
 
+    def _opened(self) -> "OpenObject":
+        return OpenObject(self.path, self.digest, self._data)
 
-class _OpenObject:
-    """What one process holds of an open object."""
 
-    def __init__(self, path: Path, digest: Digest) -> None:
+class OpenObject:
+    """What one process holds of an open object.
+
+    Raises:
+        MissingObject: there is no file.
+        CorruptObject: it is damaged.
+    """
+
+    def __init__(self, path: Path | str, digest: Digest, data: bytes | None = None) -> None:
         self.pid = os.getpid()
         try:
-            self.store = ZippedGroup(path)
+            self.store = ZippedGroup(path, data)
         except FileNotFoundError as error:
             raise MissingObject(digest, path, "no such object") from error
         except BadFile as error:
@@ -125,6 +139,7 @@ class _OpenObject:
         self._arrays: dict[str, SerialArray] = {}
 
     def array(self, name: str) -> SerialArray:
+        """An array of the object. Raises KeyError, CorruptObject."""
         array = self._arrays.get(name)
         if array is None:
             if name not in self.metadata:
@@ -153,17 +168,26 @@ async def _read_many(
 ) -> list[dict[str, NDArray[Any]]]:
     results = []
     for reader, selections in requests:
-        state = reader._open()
-        arrays = {}
-        for name, selection in selections.items():
-            array = state.array(name)
-            checked = _checked(reader, name, selection, array.shape)
-            try:
-                arrays[name] = await _read(array, checked)
-            except (BadFile, OSError) as error:
-                raise CorruptObject(reader.digest, reader.path, f"array {name}: {error}") from error
-        results.append(arrays)
+        try:
+            results.append(await _read_object(reader, selections))
+        except CorruptObject:
+            if not reader.renew():
+                raise
+            results.append(await _read_object(reader, selections))
     return results
+
+
+async def _read_object(reader: ObjectReader, selections: Mapping[str, Selection]) -> dict[str, NDArray[Any]]:
+    state = reader._open()
+    arrays = {}
+    for name, selection in selections.items():
+        array = state.array(name)
+        checked = _checked(reader, name, selection, array.shape)
+        try:
+            arrays[name] = await _read(array, checked)
+        except (BadFile, OSError) as error:
+            raise CorruptObject(reader.digest, state.store.path, f"array {name}: {error}") from error
+    return arrays
 
 
 async def _read(array: SerialArray, selection: Selection) -> NDArray[Any]:

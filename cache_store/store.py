@@ -37,8 +37,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def object_path(self, digest: Digest) -> Path:
-        """Where an object is, or would be: for messages."""
+    def object_path(self, digest: Digest) -> Path | str:
+        """Where an object is, or would be, a path or a URL: for messages."""
 
     @abstractmethod
     def has(self, digest: Digest) -> bool:
@@ -63,6 +63,11 @@ class Store(ABC):
         Raises:
             MissingObject: there is none.
         """
+
+    def sizes(self) -> Iterator[tuple[Digest, int]]:
+        """Names and stored bytes of the objects, in order of name."""
+        for digest in self.digests():
+            yield digest, self.size(digest)
 
     @abstractmethod
     def age_s(self, digest: Digest) -> float:
@@ -147,8 +152,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def ref_path(self, name: str) -> Path:
-        """Where a ref is, or would be: for messages."""
+    def ref_path(self, name: str) -> Path | str:
+        """Where a ref is, or would be, a path or a URL: for messages."""
 
     @abstractmethod
     def refs(self) -> Iterator[str]:
@@ -183,11 +188,11 @@ class Store(ABC):
     # Housekeeping -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def temporary_files(self) -> Iterator[Path]:
+    def temporary_files(self) -> Iterator[Path | str]:
         """Files that are being written, or that a killed writer left, in order."""
 
     @abstractmethod
-    def foreign_files(self) -> Iterator[Path]:
+    def foreign_files(self) -> Iterator[Path | str]:
         """Files among the objects, manifests and ledgers that are none of them, in order."""
 
     @abstractmethod

@@ -47,13 +47,18 @@ class ZippedGroup(Store):
     supports_partial_writes = False  # asked for by older versions of zarr
     supports_listing = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str, data: bytes | None = None) -> None:
+        """``data``: the file's bytes, for one in memory; ``path`` is then its name in messages."""
         super().__init__(read_only=True)
         self.path = path
-        self._fd = os.open(path, os.O_RDONLY)
+        self._data = data
+        self._fd = os.open(path, os.O_RDONLY) if data is None else -1
         self._is_open = True
         try:
-            with open(self._fd, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
+            with (
+                open(self._fd, "rb", closefd=False) if data is None else io.BytesIO(data) as file,
+                zipfile.ZipFile(file) as archive,
+            ):
                 members = archive.infolist()
         except (zipfile.BadZipFile, EOFError, struct.error, ValueError, OSError) as error:
             self.close()
@@ -68,6 +73,7 @@ class ZippedGroup(Store):
     def close(self) -> None:
         """Close the file. Closing twice is allowed."""
         super().close()
+        self._data = None
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -109,7 +115,7 @@ class ZippedGroup(Store):
             raise BadFile(f"{key} is missing from the file") from None
         name = key.encode()
         start = _LOCAL_HEADER.size + len(name)
-        data = memoryview(_read_at(self._fd, offset, start + size))
+        data = self._read_at(offset, start + size)
         if len(data) < start + size:
             raise BadFile(f"{key} is cut short")
         magic, _, flags, method, *_, name_length, extra_length = _LOCAL_HEADER.unpack_from(data)
@@ -118,8 +124,13 @@ class ZippedGroup(Store):
         if method != zipfile.ZIP_STORED or flags & 0x1:
             raise BadFile(f"{key} is compressed or encrypted by the zip file: objects are only stored")
         if extra_length:  # only members over 4 GiB have extra fields
-            return memoryview(_read_at(self._fd, offset + start + extra_length, size))
+            return self._read_at(offset + start + extra_length, size)
         return data[start:]
+
+    def _read_at(self, offset: int, size: int) -> memoryview:
+        if self._data is not None:
+            return memoryview(self._data)[offset : offset + size]
+        return memoryview(_read_at(self._fd, offset, size))
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None

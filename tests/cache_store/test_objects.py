@@ -1,3 +1,4 @@
+import io
 import json
 import tempfile
 import warnings
@@ -73,7 +74,7 @@ def test_the_file_is_a_plain_deterministic_zip(tmp_path: Path):
     # Every chunk, those of zeros as well: 4 of msa, 3 of zeros, 1 of mask, 1 of number, none of empty.
     assert sum("/c" in name for name in names) == 9
     assert claimed_digest(path) == content.digest()
-    assert damage(path) == (content.digest(), "")
+    assert damage(io.BytesIO(path.read_bytes())) == (content.digest(), "")
 
 
 def test_the_seal_is_the_hash_of_all_the_other_bytes(tmp_path: Path):
@@ -158,7 +159,7 @@ def test_files_that_are_no_objects(tmp_path: Path):
     for data in (b"", b"PK", b"x" * 500, encode(small_content())[:-1], encode(small_content()) + b"x"):
         path.write_bytes(data)
         assert claimed_digest(path) is None
-        assert damage(path)[1]
+        assert damage(io.BytesIO(path.read_bytes()))[1]
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("zarr.json", json.dumps({"attributes": {}, "node_type": "group"}))
     with pytest.raises(CorruptObject, match=r"zarr\.json"):
