@@ -1,4 +1,6 @@
-"""Checks of the gated output; ``test_kernels_triangle_attention.py`` runs them in the interpreter.
+"""Checks of the gated output, and of dropout and residual.
+
+``test_kernels_triangle_attention.py`` runs them in the interpreter.
 
 On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_gated_output.py``.
 """
@@ -11,6 +13,7 @@ import triton
 from torch import Tensor
 
 from megafold.trainer import ops
+from megafold.trainer.kernels.dropout_add import operator as dropout_add
 from megafold.trainer.kernels.gated_output import operator
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
@@ -43,7 +46,7 @@ def results(function, inputs: tuple[Tensor, ...], dtype: torch.dtype | None = No
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
-@pytest.mark.parametrize(("rows", "c", "c_out"), [(7, 16, 16), (33, 24, 40), (65, 64, 32)])
+@pytest.mark.parametrize(("rows", "c", "c_out"), [(7, 16, 16), (33, 24, 40), (5, 130, 260)])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_errors_against_float64_stay_near_those_of_eager(rows, c, c_out, dtype):
     inputs = make_inputs(rows, c, c_out, dtype)
@@ -78,5 +81,24 @@ def test_what_the_kernels_do_not_take_is_said():
     x, gate, weight = make_inputs(5, 16, 16, torch.float32)
     assert operator.unsupported(x, gate, weight) is None
     assert "float64" in str(operator.unsupported(x.double(), gate, weight))
-    assert "300 channels" in str(operator.unsupported(x, gate, weight.new_zeros(300, 16)))
+    assert "shapes" in str(operator.unsupported(x, gate[:1], weight))
     assert operator.unsupported(x[:0], gate[:0], weight) == "empty"
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_dropout_added(axis, dtype):
+    torch.manual_seed(0)
+    shape = [2, 5, 5, 24]
+    residual, x = (torch.randn(shape, device=DEVICE).to(dtype).requires_grad_() for _ in range(2))
+    shape[axis] = 1
+    keep = (torch.rand(shape, device=DEVICE) > 0.5).to(dtype) * 2
+    results = []
+    for function in (dropout_add.dropout_add, ops.dropout_add.naive):
+        out = function(residual, x, keep)
+        grad = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(dtype)
+        results.append([out, *torch.autograd.grad(out, [residual, x], grad)])
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference)
+    assert dropout_add.unsupported(residual, x, keep) is None
+    assert "shapes" in str(dropout_add.unsupported(residual, x[:1], keep))

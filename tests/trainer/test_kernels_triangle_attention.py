@@ -11,6 +11,7 @@ import torch
 import triton
 
 from megafold.trainer import ops
+from megafold.trainer.kernels.dropout_add import kernel as dropout_kernel
 from megafold.trainer.kernels.gated_output import kernel as gated
 from megafold.trainer.kernels.gated_output.tiles import tile_of
 from megafold.trainer.kernels.triangle_attention import kernel, operator
@@ -66,9 +67,15 @@ def test_every_kernel_compiles_and_fits(target, name):
 
 @compiles
 @pytest.mark.parametrize("target", TARGETS)
-def test_packing_compiles(target):
-    pointers = dict.fromkeys(("first", "second", "third", "fourth"), "*fp32") | {"out": "*bf16"}
-    compile_for(target, kernel.pack_kernel, pointers, {"BLOCK": 1024})
+def test_small_kernels_compile(target):
+    wide = dict.fromkeys(("first", "second", "third", "fourth"), "*fp32")
+    compile_for(target, kernel.pack_kernel, wide | {"out": "*bf16"}, {"BLOCK": 1024})
+    compile_for(target, kernel.sum_kernel, wide | {"out": "*fp32"}, {"BLOCK": 256, "STEP": 16})
+    narrow = dict.fromkeys(("x", "gate", "out", "dout", "dx", "dgate", "residual", "keep"), "*bf16")
+    compile_for(target, gated.gate_kernel, narrow, {"BM": 8, "BC": 128})
+    compile_for(target, gated.gate_gradient_kernel, narrow, {"BM": 8, "BC": 128})
+    sizes = {"C": 128, "CP": 128, "BM": 32, "HAS_RESIDUAL": True}
+    compile_for(target, dropout_kernel.dropout_add_kernel, narrow, sizes)
 
 
 def test_without_a_gpu_the_reference_runs_and_the_report_says_so():

@@ -75,6 +75,7 @@ def test_provider_that_cannot_be_imported_says_what_to_install(monkeypatch):
 def test_operators_keep_their_reference_and_documentation():
     assert set(registry.operators()) == {
         "adaln",
+        "dropout_add",
         "evoattention",
         "gated_output",
         "layernorm",

@@ -1,6 +1,7 @@
 """Back end ``triton``: importing this registers the kernels."""
 
 from megafold.trainer.kernels.adaln import operator as adaln_operator
+from megafold.trainer.kernels.dropout_add import operator as dropout_add_operator
 from megafold.trainer.kernels.evoattention import operator as evoattention_operator
 from megafold.trainer.kernels.gated_output import operator as gated_output_operator
 from megafold.trainer.kernels.layernorm import operator as layernorm_operator
@@ -11,9 +12,10 @@ from megafold.trainer.kernels.triangle_multiplication import operator as triangl
 
 __all__ = [
     "adaln_operator",
+    "dropout_add_operator",
     "evoattention_operator",
-    "layernorm_linear_operator",
     "gated_output_operator",
+    "layernorm_linear_operator",
     "layernorm_operator",
     "transition_operator",
     "triangle_attention_operator",

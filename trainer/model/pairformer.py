@@ -27,8 +27,8 @@ class PairUpdate(nn.Module):
 
     def forward(self, z: Tensor, pair_mask: Tensor) -> Tensor:
         """[B, N, N, C_z] → [B, N, N, C_z], residuals included."""
-        z = z + self.dropout_row(self.multiplication_outgoing(z, pair_mask))
-        z = z + self.dropout_row(self.multiplication_incoming(z, pair_mask))
+        z = self.dropout_row.add(z, self.multiplication_outgoing(z, pair_mask))
+        z = self.dropout_row.add(z, self.multiplication_incoming(z, pair_mask))
         z = self.attention_starting(z, pair_mask, self.dropout_row.keep(z), residual=True)
         z = self.attention_ending(z, pair_mask, self.dropout_column.keep(z), residual=True)
         return z + self.transition(z)
@@ -46,7 +46,7 @@ class PairformerBlock(nn.Module):
     def forward(self, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, Tensor]:
         """The next s and z."""
         z = self.pair(z, pair_mask)
-        s = s + self.attention(s[:, None], None, z, mask)[:, 0]
+        s = s + self.attention(s.unsqueeze(1), None, z, mask).squeeze(1)
         return s + self.transition(s), z
 
 

@@ -110,6 +110,11 @@ class Dropout(nn.Module):
         keep = self.keep(x)
         return x if keep is None else x * keep
 
+    def add(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual`` and what dropout leaves of ``x``."""
+        keep = self.keep(x)
+        return residual + x if keep is None else ops.dropout_add(residual, x, keep)
+
     def keep(self, x: Tensor) -> Tensor | None:
         """What dropout multiplies a tensor like ``x`` by, of length 1 along the shared axis, or None."""
         if not self.training or self.rate == 0:

@@ -7,7 +7,7 @@ and :func:`backend_report` says so. Parameters belong to the model: operators ar
 """
 
 from megafold.trainer.ops.attention import evoattention
-from megafold.trainer.ops.gated_output import gated_output
+from megafold.trainer.ops.gated_output import dropout_add, gated_output
 from megafold.trainer.ops.normalization import adaln, layernorm, layernorm_linear
 from megafold.trainer.ops.registry import active_backend, backend_report, register, use_backend
 from megafold.trainer.ops.transition import swiglu, transition
@@ -24,6 +24,7 @@ __all__ = [
     "active_backend",
     "adaln",
     "backend_report",
+    "dropout_add",
     "evoattention",
     "gated_output",
     "layernorm",

@@ -1,4 +1,4 @@
-"""The gated output of attention."""
+"""What ends an update: the gated output of attention, dropout and residual."""
 
 import torch
 import torch.nn.functional as F
@@ -32,3 +32,18 @@ def gated_output(
     if keep is not None:
         out = out * keep
     return out if residual is None else residual + out
+
+
+@operator
+def dropout_add(residual: Tensor, x: Tensor, keep: Tensor) -> Tensor:
+    """residual + keep ⊙ x.
+
+    Args:
+        residual: [B, N, N, C].
+        x: [B, N, N, C].
+        keep: dropout's factors, broadcast against ``x``.
+
+    Returns:
+        [B, N, N, C].
+    """
+    return residual + x * keep

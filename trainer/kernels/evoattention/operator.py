@@ -58,15 +58,19 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     out, lse, masked = output
     # Not the prepared bias but the caller's own, which is there anyway.
     ctx.save_for_backward(q, k, v, bias, masked, out, lse)
-    ctx.bias_dtype = bias.dtype if bias is not None and ctx.needs_input_grad[3] else None
+    ctx.needs_bias = bias is not None and ctx.needs_input_grad[3]
     ctx.set_materialize_grads(False)
 
 
-def _finish(ctx: Any, keys: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+def _finish(ctx: Any, bias: Tensor | None, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     dq, dk, dv, dbias = gradients
-    if ctx.bias_dtype is None:
+    if not ctx.needs_bias or bias is None:
         return dq, dk, dv, None, None
-    return dq, dk, dv, dbias[..., :keys].to(ctx.bias_dtype), None
+    dbias = dbias[..., : bias.shape[3]]
+    if bias.dtype != torch.float32 or not bias.is_contiguous():
+        # Rounded and laid out as the bias is, which is how the projection that it comes from reads it.
+        dbias = torch.empty_like(bias).copy_(dbias)
+    return dq, dk, dv, dbias, None
 
 
 class _Attention(torch.autograd.Function):
@@ -84,8 +88,8 @@ class _Attention(torch.autograd.Function):
         if grad is None:
             return None, None, None, None, None
         q, k, v, bias, masked, out, lse = ctx.saved_tensors
-        wanted = ctx.bias_dtype is not None
-        return _finish(ctx, k.shape[3], _backward(grad, q, k, v, bias, masked, out, lse, wanted))
+        wanted = ctx.needs_bias
+        return _finish(ctx, bias, _backward(grad, q, k, v, bias, masked, out, lse, wanted))
 
 
 _operator = torch.library.custom_op("megafold::evoattention", _forward, mutates_args=())
@@ -116,7 +120,7 @@ def _operator_gradients(ctx: Any, grad: Tensor | None, *_others: None) -> tuple[
     if grad is None:
         return None, None, None, None, None
     saved = ctx.saved_tensors
-    return _finish(ctx, saved[1].shape[3], _operator_backward(grad, *saved, ctx.bias_dtype is not None))
+    return _finish(ctx, saved[3], _operator_backward(grad, *saved, ctx.needs_bias))
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:

@@ -95,3 +95,33 @@ def backward_kernel(
         tl.store(dgate + w_place, (du * u * (1.0 - g)).to(dgate.dtype.element_ty), mask=present)
     place = tl.program_id(0).to(tl.int64) * (C * H * D) + c[:, None] * (H * D) + k[None, :]
     tl.store(parts + place, dw, mask=whole)
+
+
+@triton.jit
+def gate_kernel(x, gate, out, M, C, x_m, g_m, BM: tl.constexpr, BC: tl.constexpr):
+    """sigmoid(gate) · x of M rows of C channels; for layers too wide to take their product along."""
+    blocks = tl.cdiv(C, BC)
+    pid = tl.program_id(0)
+    m = (pid // blocks) * BM + tl.arange(0, BM)
+    c = (pid % blocks) * BC + tl.arange(0, BC)
+    present = (m < M)[:, None] & (c < C)[None, :]
+    row = m.to(tl.int64)[:, None]
+    g = _sigmoid(tl.load(gate + row * g_m + c[None, :], mask=present, other=0.0).to(tl.float32))
+    y = g * tl.load(x + row * x_m + c[None, :], mask=present, other=0.0).to(tl.float32)
+    tl.store(out + row * C + c[None, :], y.to(out.dtype.element_ty), mask=present)
+
+
+@triton.jit
+def gate_gradient_kernel(dout, x, gate, dx, dgate, M, C, x_m, g_m, BM: tl.constexpr, BC: tl.constexpr):
+    """dX and dGate of :func:`gate_kernel`, both contiguous as ``dout`` is."""
+    blocks = tl.cdiv(C, BC)
+    pid = tl.program_id(0)
+    m = (pid // blocks) * BM + tl.arange(0, BM)
+    c = (pid % blocks) * BC + tl.arange(0, BC)
+    present = (m < M)[:, None] & (c < C)[None, :]
+    row = m.to(tl.int64)[:, None]
+    g = _sigmoid(tl.load(gate + row * g_m + c[None, :], mask=present, other=0.0).to(tl.float32))
+    d = g * tl.load(dout + row * C + c[None, :], mask=present, other=0.0).to(tl.float32)
+    tl.store(dx + row * C + c[None, :], d.to(dx.dtype.element_ty), mask=present)
+    d *= (1.0 - g) * tl.load(x + row * x_m + c[None, :], mask=present, other=0.0).to(tl.float32)
+    tl.store(dgate + row * C + c[None, :], d.to(dgate.dtype.element_ty), mask=present)

@@ -16,6 +16,8 @@ from megafold.trainer.kernels.launch import Launch, blocks
 WIDEST: Final = 256
 #: The name in the tables.
 FAMILY: Final = "gated_output"
+#: The tile of the gate alone: bound by memory, it differs little between GPUs.
+_GATED_ROWS, _GATED_CHANNELS = 8, 128
 
 #: Launches remembered for a kernel: far more than a model's shapes.
 _REMEMBERED: Final = 1024
@@ -147,6 +149,24 @@ def _plan_backward(call: _Call, programs: int, has_keep: bool) -> Launch:
         call.constants(tile) | {"HAS_KEEP": has_keep},
         tile.options(),
     )
+
+
+@lru_cache(_REMEMBERED)
+def _plan_gate(function: Any, rows: int, channels: int, strides: Ints) -> Launch:
+    programs = blocks(rows, _GATED_ROWS) * blocks(channels, _GATED_CHANNELS)
+    sizes = {"BM": _GATED_ROWS, "BC": _GATED_CHANNELS}
+    return Launch(function, programs, (rows, channels, *strides), sizes, {"num_warps": 4})
+
+
+def gate_rows(x: Tensor, gate: Tensor, out: Tensor) -> None:
+    """Fills ``out``, contiguous, with sigmoid(gate) · x, all [rows, C], channels next to each other."""
+    _plan_gate(kernel.gate_kernel, *x.shape, (x.stride(0), gate.stride(0)))(x, gate, out)
+
+
+def gate_rows_gradients(grad: Tensor, x: Tensor, gate: Tensor, dx: Tensor, dgate: Tensor) -> None:
+    """Fills ``dx`` and ``dgate`` of :func:`gate_rows`; ``grad`` and they are contiguous."""
+    strides = (x.stride(0), gate.stride(0))
+    _plan_gate(kernel.gate_gradient_kernel, *x.shape, strides)(grad, x, gate, dx, dgate)
 
 
 def forget_plans() -> None:

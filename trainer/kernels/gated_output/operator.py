@@ -3,12 +3,20 @@
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from megafold.trainer.kernels.differentiable import Differentiable, as_rows
 from megafold.trainer.kernels.evoattention.launches import UNIT
-from megafold.trainer.kernels.gated_output.launches import WIDEST, Layout, gate_and_project, gated_gradients
+from megafold.trainer.kernels.gated_output.launches import (
+    WIDEST,
+    Layout,
+    gate_and_project,
+    gate_rows,
+    gate_rows_gradients,
+    gated_gradients,
+)
 from megafold.trainer.ops.precision import result_dtype
 from megafold.trainer.ops.registry import register
 
@@ -46,6 +54,21 @@ def _shape(x: Tensor, gate: Tensor, weight: Tensor) -> list[int]:
 _gated_output = Differentiable("gated_output", _forward, _backward, _shape)
 
 
+def _gate_forward(x: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    gate_rows(as_rows(x), as_rows(gate), as_rows(out))
+    return out
+
+
+def _gate_backward(grad: Tensor, x: Tensor, gate: Tensor, wanted: list[bool]) -> list[Tensor]:
+    dx, dgate = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, gate))
+    gate_rows_gradients(as_rows(grad), as_rows(x), as_rows(gate), as_rows(dx), as_rows(dgate))
+    return [dx, dgate]
+
+
+_gate = Differentiable("gate", _gate_forward, _gate_backward, lambda x, gate: x.shape)
+
+
 def unsupported(
     x: Tensor, gate: Tensor, weight: Tensor, *, keep: Tensor | None = None, residual: Tensor | None = None
 ) -> str | None:
@@ -54,8 +77,8 @@ def unsupported(
         return f"device {x.device.type}"
     if result_dtype(x) not in UNIT or any(t.dtype not in UNIT for t in (x, gate, weight)):
         return f"dtypes {x.dtype}, {gate.dtype}, {weight.dtype}"
-    if max(weight.shape) > WIDEST:
-        return f"{weight.shape[1]} to {weight.shape[0]} channels"
+    if x.shape != gate.shape:
+        return f"shapes {tuple(x.shape)} and {tuple(gate.shape)}"
     return "empty" if x.numel() == 0 else None
 
 
@@ -69,7 +92,11 @@ def gated_output(
     residual: Tensor | None = None,
 ) -> Tensor:
     """See :func:`megafold.trainer.ops.gated_output.gated_output`."""
-    out: Tensor = _gated_output(x, gate, weight, result_dtype(x))
+    dtype = result_dtype(x)
+    if max(weight.shape) > WIDEST:
+        out = F.linear(_gate(x, gate, dtype), weight)
+    else:
+        out = _gated_output(x, gate, weight, dtype)
     if keep is not None:
         out = out * keep
     return out if residual is None else residual + out

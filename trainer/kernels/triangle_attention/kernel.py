@@ -92,8 +92,8 @@ def project_kernel(
     tl.store(line[None, :] + n[:, None], y, mask=(head < H)[None, :] & (n < JP - first)[:, None])
     if first + BM >= N:
         nothing = tl.full([BM, HP], float("-inf"), bias.dtype.element_ty)
-        for start in range(BM, JP - first, BM):
-            tl.store(line[None, :] + (n + start)[:, None], nothing, mask=(head < H)[None, :])
+        for beyond in range(BM, JP - first, BM):
+            tl.store(line[None, :] + (n + beyond)[:, None], nothing, mask=(head < H)[None, :])
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""An update with dropout, added to what it updates."""
