@@ -298,6 +298,20 @@ def run(operators: Sequence[str], lengths: Sequence[int], rivals: Sequence[str])
     return rows
 
 
+def ratios(rows: Sequence[Row]) -> list[str]:
+    """What our kernels need of each rival's time and memory."""
+    ours = {(row.operator, row.length): row for row in rows if row.rival == "triton"}
+    lines = []
+    for row in rows:
+        own = ours.get((row.operator, row.length))
+        if own is not None and own is not row:
+            lines.append(
+                f"{row.operator} {row.length}, of {row.rival}: forward {own.forward_ms / row.forward_ms:.2f}, "
+                f"forward and backward {own.both_ms / row.both_ms:.2f}, peak {own.peak_gib / row.peak_gib:.2f}"
+            )
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--operators", nargs="+", choices=sorted(PROBLEMS), default=list(PROBLEMS))
@@ -309,6 +323,7 @@ def main() -> None:
         f"torch {torch.__version__}, triton {triton.__version__}, {torch.cuda.get_device_name()}", flush=True
     )
     rows = run(args.operators, args.lengths, args.rivals)
+    print("\n".join(ratios(rows)), flush=True)
     if args.json is not None:
         device = torch.cuda.get_device_name()
         versions = {"torch": torch.__version__, "triton": triton.__version__, "device": device}
