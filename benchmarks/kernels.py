@@ -305,9 +305,10 @@ def ratios(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         own = ours.get((row.operator, row.length))
         if own is not None and own is not row:
+            forward, both = own.forward_ms / row.forward_ms, own.both_ms / row.both_ms
             lines.append(
-                f"{row.operator} {row.length}, of {row.rival}: forward {own.forward_ms / row.forward_ms:.2f}, "
-                f"forward and backward {own.both_ms / row.both_ms:.2f}, peak {own.peak_gib / row.peak_gib:.2f}"
+                f"{row.operator} {row.length}, of {row.rival}: forward {forward:.2f}, forward and backward "
+                f"{both:.2f}, peak {own.peak_gib / row.peak_gib:.2f}"
             )
     return lines
 
