@@ -44,12 +44,20 @@ class CropConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MsaConfig:
-    """How many rows of an MSA a sample holds at most, the query's included."""
+    """Which rows of an MSA a sample holds (AF3 SI 2.2).
+
+    ``rows``: at most, the query's included. ``random_size``: as many as a uniform draw from 1 to all there
+    are (or ``rows``) says. ``recycles``: how often rows are drawn for one sample: once for each pass through
+    the trunk, where each is to see others.
+    """
 
     rows: int = 1024
+    random_size: bool = False
+    recycles: int = 1
 
     def __post_init__(self) -> None:
         _require(1 <= self.rows <= 16384, f"msa.rows is {self.rows}, 1 to 16384")
+        _require(self.recycles >= 1, f"msa.recycles is {self.recycles}, at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +85,46 @@ class TemplateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SplitConfig:
+    """Which part of a data set is used: what is held out from training, or the rest (``split.py``).
+
+    ``date``: entries released on it or later are for validation, those without a date for training.
+    ``new_clusters``: of these, only chains and interfaces whose clusters training has none of.
+    ``held_out``: this share of the polymers' clusters is for validation, chosen by a hash of their names and
+    ``salt``; entries with clusters of both kinds are used for neither.
+    """
+
+    part: Literal["all", "train", "validation"] = "all"
+    date: str | None = None
+    new_clusters: bool = False
+    held_out: float = 0.0
+    salt: str = ""
+
+    def __post_init__(self) -> None:
+        parts = ("all", "train", "validation")
+        _require(self.part in parts, f"sampling.split.part {self.part!r}: {', '.join(parts)}")
+        _check_date(self.date, "sampling.split.date")
+        _require(
+            0 <= self.held_out < 1, f"sampling.split.held_out is {self.held_out}, 0 or more, less than 1"
+        )
+        _require(
+            self.part == "all" or self.date is not None or self.held_out > 0,
+            "sampling.split needs a date or a share of clusters that is held_out",
+        )
+        _require(
+            not self.new_clusters or self.date is not None,
+            "sampling.split.new_clusters needs a date: new is what entries before it have not",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """Which entries are used, and how often (AF3 SI 2.5.1).
 
     ``weights``: ``af3`` draws chains and interfaces by cluster and type; ``uniform`` goes through all
     entries, in another order each epoch. ``entries``: only these, () for all. Entries without a resolution
-    or date (NMR, models) pass the limits on them. ``epoch_size``: samples an epoch; None is one an entry.
+    or date (NMR, models) pass the limits on them. ``where``: an expression over the manifest (``filters.py``)
+    that has to be true. ``epoch_size``: samples an epoch; None is one an entry.
     """
 
     weights: Literal["af3", "uniform"] = "af3"
@@ -92,6 +134,8 @@ class SamplingConfig:
     max_resolution: float | None = None  # Å
     max_tokens: int | None = None
     methods: tuple[str, ...] = ()
+    where: str = ""
+    split: SplitConfig = field(default_factory=SplitConfig)
     epoch_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -99,6 +143,28 @@ class SamplingConfig:
         _check_date(self.released_from, "sampling.released_from")
         _check_date(self.released_before, "sampling.released_before")
         _require(self.epoch_size is None or self.epoch_size >= 1, "sampling.epoch_size is at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureConfig:
+    """What becomes of samples that fail while a model is trained (``failures.py``).
+
+    ``attempts``: samples that are tried for one index before the run ends. ``time_budget_s``: a sample that
+    takes longer counts as failed; None is no limit. ``max_share``: the run ends when more than this share of
+    the samples tried failed, and at least ``min_failures`` of them.
+    """
+
+    attempts: int = 10
+    time_budget_s: float | None = 60.0
+    max_share: float = 0.01
+    min_failures: int = 10
+
+    def __post_init__(self) -> None:
+        _require(self.attempts >= 1, f"failures.attempts is {self.attempts}, at least 1")
+        budget = self.time_budget_s
+        _require(budget is None or budget > 0, f"failures.time_budget_s is {budget}, more than 0 or none")
+        _require(0 <= self.max_share <= 1, f"failures.max_share is {self.max_share}, 0 to 1")
+        _require(self.min_failures >= 1, f"failures.min_failures is {self.min_failures}, at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +176,7 @@ class StreamConfig:
     msa: MsaConfig = field(default_factory=MsaConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    failures: FailureConfig = field(default_factory=FailureConfig)
     augment: bool = True
 
     @classmethod

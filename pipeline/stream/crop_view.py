@@ -111,3 +111,41 @@ def token_features(view: CropView, coords_mask: NDArray[np.bool_]) -> dict[str, 
         features[f"is_{kind.name.lower()}"] = mol_type == kind
     features["atom_to_token"] = view.atom_to_token.astype(np.int32)
     return features
+
+
+@dataclass(frozen=True)
+class ResidueGroup:
+    """Tokens of a crop whose chains share an object, and the residues of it that they need.
+
+    ``residues`` is ascending without repeats; ``columns`` [n] gives each token's place in it.
+    """
+
+    digest: str
+    tokens: NDArray[np.int64]
+    residues: NDArray[np.int64]
+    columns: NDArray[np.int64]
+
+
+def residue_groups(view: CropView, digests: list[str], *, standard_only: bool = False) -> list[ResidueGroup]:
+    """Group a crop's polymer tokens by the object of their chain, in order of first use.
+
+    Args:
+        view: the crop.
+        digests: the object of each chain of the entry, ``""`` for none.
+        standard_only: leave out atomised residues.
+    """
+    wanted = view.mol_type != MolType.LIGAND
+    if standard_only:
+        wanted &= ~view.atomised
+    tokens: dict[str, list[NDArray[np.int64]]] = {}
+    for chain in np.unique(view.chain[wanted]):
+        if digests[chain]:
+            own = np.flatnonzero(wanted & (view.chain == chain))
+            tokens.setdefault(digests[chain], []).append(own)
+    groups = []
+    for digest, parts in tokens.items():
+        members = np.concatenate(parts)
+        position = view.entry.residues["label_seq_id"][view.residue[members]].astype(np.int64) - 1
+        residues, columns = np.unique(position, return_inverse=True)
+        groups.append(ResidueGroup(digest, members, residues, columns))
+    return groups

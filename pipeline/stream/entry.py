@@ -51,6 +51,13 @@ class EntryTables:
         """Number of tokens."""
         return len(self.token_chain)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        tables = (self.chains, self.residues, self.tokens, self.bonds)
+        columns = [column for table in tables for column in table.values()]
+        return sum(column.nbytes for column in (*columns, self.token_center, self.token_chain))
+
     @cached_property
     def resolved(self) -> NDArray[np.bool_]:
         """[N_token] True: the token's centre atom has coordinates."""

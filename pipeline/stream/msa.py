@@ -12,7 +12,7 @@ The atoms of a modified residue share its column.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from megafold.pipeline.schema import GAP, N_RESTYPE
 
 Rows = NDArray[np.int64]
+
+#: The features that differ between recycles where rows are drawn for each.
+RESAMPLED: Final = ("msa", "has_deletion", "deletion_value", "msa_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,12 @@ class RowPlan:
 
 
 def plan_rows(
-    depths: Sequence[int], pairing: NDArray[np.int32] | None, limit: int, rng: np.random.Generator
+    depths: Sequence[int],
+    pairing: NDArray[np.int32] | None,
+    limit: int,
+    rng: np.random.Generator,
+    *,
+    random_size: bool = False,
 ) -> RowPlan:
     """Choose at most ``limit`` rows.
 
@@ -66,6 +74,7 @@ def plan_rows(
         pairing: [N_paired_row, N_block] row indices for these blocks, -1 for none; None without pairing.
         limit: rows of the sample, at least 1.
         rng: chooses subsets.
+        random_size: hold a uniform random number of rows from 1 to as many as there would be.
     """
     if pairing is None:
         pairing = np.empty((0, len(depths)), np.int32)
@@ -79,7 +88,9 @@ def plan_rows(
         unpaired.append(np.flatnonzero(is_free))
     ends = np.cumsum([0, *(len(rows) for rows in unpaired)])
     total = int(ends[-1])
-    room = limit - 1
+    room = min(limit - 1, len(paired) + total)
+    if random_size:
+        room = int(rng.integers(0, room + 1))
     n_paired = min(len(paired), max(room // 2, room - total))
     paired = paired[_subset(len(paired), n_paired, rng)]
     chosen = _subset(total, min(total, room - n_paired), rng)

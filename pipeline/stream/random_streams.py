@@ -1,8 +1,8 @@
-"""Random numbers that depend on (seed, epoch, index, purpose) alone.
+"""Random numbers that depend on (seed, epoch, index, attempt, purpose) alone.
 
 Philox is counter-based: a key and a counter name a stream, and no state has to be carried. The purpose is
-in the key, the epoch and index are the counter's upper words, the lower two count the numbers drawn. So
-what one purpose draws never shifts what another does, and new purposes change nothing that exists.
+in the key; the epoch, the index and the attempt are the counter's upper words, the lowest counts the numbers
+drawn. So what one purpose draws never shifts what another does, and new purposes change nothing that exists.
 """
 
 import hashlib
@@ -18,17 +18,19 @@ _WORD = (1 << 64) - 1
 class RandomStreams:
     """The random streams of one sample.
 
-    ``seed`` and ``epoch`` may be any non-negative integers below 2^64.
+    ``seed`` and ``epoch`` may be any non-negative integers below 2^64. ``attempt`` counts the samples in
+    whose place this one comes (``failures.py``).
     """
 
     seed: int
     epoch: int
     index: int
+    attempt: int = 0
 
     def __call__(self, purpose: str) -> np.random.Generator:
         """A generator at the start of the stream of ``purpose``."""
         key = np.array([self.seed & _WORD, _salt(purpose)], np.uint64)
-        counter = np.array([0, 0, self.index & _WORD, self.epoch & _WORD], np.uint64)
+        counter = np.array([0, self.attempt, self.index & _WORD, self.epoch & _WORD], np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 

@@ -6,11 +6,10 @@ templates that were chosen. Everything that is kept between samples (open object
 saves time.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +20,22 @@ from megafold.pipeline.chemistry.library import ComponentLibrary
 from megafold.pipeline.manifest import EntryRow
 from megafold.pipeline.stream.bonds import token_bonds
 from megafold.pipeline.stream.check import SampleError
-from megafold.pipeline.stream.config import StreamConfig
+from megafold.pipeline.stream.config import FailureConfig, StreamConfig
 from megafold.pipeline.stream.crop import Crop, crop_entry
-from megafold.pipeline.stream.crop_view import CropView, crop_names, token_features
+from megafold.pipeline.stream.crop_view import (
+    CropView,
+    ResidueGroup,
+    crop_names,
+    residue_groups,
+    token_features,
+)
 from megafold.pipeline.stream.entry import ENTRY_ARRAYS, EntryTables, present
 from megafold.pipeline.stream.labels import label_features, label_frame
-from megafold.pipeline.stream.msa import MsaBlock, msa_features, plan_rows
+from megafold.pipeline.stream.memory import MemoryStats, Recent
+from megafold.pipeline.stream.msa import RESAMPLED, MsaBlock, msa_features, plan_rows
 from megafold.pipeline.stream.random_streams import RandomStreams
 from megafold.pipeline.stream.reference import reference_features
-from megafold.pipeline.stream.sampling import Draw, TargetSampler
+from megafold.pipeline.stream.sampling import Draw, Selection, TargetSampler
 from megafold.pipeline.stream.symmetry import (
     Symmetry,
     candidate_chains,
@@ -45,31 +51,22 @@ from megafold.pipeline.stream.template import (
 )
 
 Arrays = dict[str, NDArray[Any]]
-T = TypeVar("T")
-
 _OPEN_OBJECTS = 64
-_KEPT_ENTRIES = 32
+_KEPT_ENTRIES = 256
+_MEMORY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One crop: ``features`` are exactly those of ``schema.SAMPLE``, unpadded; ``meta`` says where from."""
+    """One crop: ``features`` are exactly those of ``schema.SAMPLE``, unpadded; ``meta`` says where from.
+
+    ``recycles``: with ``msa.recycles`` above 1, the MSA features of the second and each later pass through
+    the trunk, with rows of its own; those of the first are in ``features``.
+    """
 
     features: Mapping[str, NDArray[Any]]
     meta: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ResidueGroup:
-    """Tokens of a crop whose chains share an object, and the residues of it that they need.
-
-    ``residues`` is ascending without repeats; ``columns`` [n] gives each token's place in it.
-    """
-
-    digest: str
-    tokens: NDArray[np.int64]
-    residues: NDArray[np.int64]
-    columns: NDArray[np.int64]
+    recycles: tuple[Mapping[str, NDArray[Any]], ...] = ()
 
 
 class Stream:
@@ -79,6 +76,7 @@ class Stream:
         cache: the cache's folder, or an open store.
         config: settings.
         manifest: which snapshot; None is what ``refs/main`` names now. A stream stays with its snapshot.
+        memory_bytes: most that a process keeps of entries' tables between samples.
 
     Can be pickled and survives fork: what is open is opened again in each process. ``manifest`` is the
     digest to record with a training run.
@@ -89,10 +87,14 @@ class Stream:
         cache: Path | str | Store,
         config: StreamConfig | None = None,
         manifest: Digest | None = None,
+        *,
+        memory_bytes: int = _MEMORY_BYTES,
     ) -> None:
         self.config = config or StreamConfig()
         self._cache = cache if isinstance(cache, Store) else Path(cache)
+        self._memory_bytes = memory_bytes
         self._state: _State | None = None
+        self._selection: Selection | None = None
         self.manifest = manifest or current_manifest(self._open_store())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,38 +113,62 @@ class Stream:
         """A row of the manifest."""
         return EntryRow.from_mapping(self._opened().table.slice(row, 1).to_pylist()[0])
 
+    def identity(self) -> dict[str, Any]:
+        """What decides the samples, as plain values: for checkpoints."""
+        settings = asdict(self.config)
+        del settings["failures"]
+        return {"manifest": str(self.manifest), "stream": settings}
+
+    def entry_name(self, index: int, *, epoch: int = 0, seed: int | None = None, attempt: int = 0) -> str:
+        """The entry that a sample is of; arguments as for :meth:`sample`."""
+        seed = self.config.seed if seed is None else seed
+        return self.entry(self.sampler.draw(epoch, index, seed, attempt).row).entry
+
+    @property
+    def failures(self) -> FailureConfig:
+        """What becomes of samples that fail."""
+        return self.config.failures
+
+    @property
+    def memory(self) -> dict[str, MemoryStats]:
+        """What this process keeps between samples: ``objects`` open, ``entries``' tables."""
+        state = self._opened()
+        return {"objects": state.readers.stats, "entries": state.entries.stats}
+
     def forget(self) -> None:
         """Drop all open objects and tables of entries; the manifest and the component library stay."""
         if self._state is not None:
             self._state.readers.clear()
             self._state.entries.clear()
 
-    def sample(self, index: int, *, epoch: int = 0, seed: int | None = None) -> Sample:
+    def sample(self, index: int, *, epoch: int = 0, seed: int | None = None, attempt: int = 0) -> Sample:
         """Sample ``index`` of ``epoch``; ``seed`` overrides the settings'.
+
+        ``attempt`` above 0 is the sample that takes the place of one that failed (``failures.py``).
 
         Raises:
             SampleError: objects of the cache do not fit each other.
             megafold.cache_store.CacheError: an object is missing or damaged.
         """
         seed = self.config.seed if seed is None else seed
-        draw = self.sampler.draw(epoch, index, seed)
-        streams = RandomStreams(seed, epoch, index)
+        draw = self.sampler.draw(epoch, index, seed, attempt)
+        streams = RandomStreams(seed, epoch, index, attempt)
         row = self.entry(draw.row)
         tables = self.read_entry(row)
         crop = crop_entry(tables, self.config.crop, streams, draw.interest)
         view = CropView.of(tables, crop.tokens)
-        features, details = self.read_crop(row, view, streams)
+        features, recycles, details = self.read_crop(row, view, streams)
         meta = self._meta(row, draw, crop, streams) | crop_names(view, row) | details
-        return Sample({name: features[name] for name in schema.FEATURES}, meta)
+        return Sample({name: features[name] for name in schema.FEATURES}, meta, recycles)
 
-    def symmetry(self, index: int, *, epoch: int = 0, seed: int | None = None) -> Symmetry:
+    def symmetry(self, index: int, *, epoch: int = 0, seed: int | None = None, attempt: int = 0) -> Symmetry:
         """The exchanges of atoms and chains that leave sample ``index`` as it is.
 
         Not part of a sample, as it reads whole chains; same arguments, errors and frame as :meth:`sample`.
         """
         seed = self.config.seed if seed is None else seed
-        streams = RandomStreams(seed, epoch, index)
-        draw = self.sampler.draw(epoch, index, seed)
+        streams = RandomStreams(seed, epoch, index, attempt)
+        draw = self.sampler.draw(epoch, index, seed, attempt)
         tables = self.read_entry(self.entry(draw.row))
         view = CropView.of(tables, crop_entry(tables, self.config.crop, streams, draw.interest).tokens)
         groups = candidate_chains(view)
@@ -179,8 +205,8 @@ class Stream:
 
     def read_crop(
         self, row: EntryRow, view: CropView, streams: RandomStreams
-    ) -> tuple[Arrays, dict[str, Any]]:
-        """All features of a crop, and details for its ``meta``."""
+    ) -> tuple[Arrays, tuple[Arrays, ...], dict[str, Any]]:
+        """All features of a crop, the MSA features of later recycles, and details for its ``meta``."""
         msas = residue_groups(view, [chain.msa for chain in row.chains])
         templates = (
             residue_groups(view, [chain.template for chain in row.chains], standard_only=True)
@@ -208,10 +234,19 @@ class Stream:
             MsaBlock(tokens=group.tokens, columns=group.columns, **arrays)
             for group, arrays in zip(msas, msa_arrays, strict=True)
         ]
-        plan = plan_rows(
-            [block.msa.shape[1] for block in blocks], pairing, self.config.msa.rows, streams("msa")
-        )
-        features |= msa_features(features["restype"], blocks, plan)
+        depths = [block.msa.shape[1] for block in blocks]
+        plans = [
+            plan_rows(
+                depths,
+                pairing,
+                self.config.msa.rows,
+                streams(f"msa {recycle}" if recycle else "msa"),
+                random_size=self.config.msa.random_size,
+            )
+            for recycle in range(self.config.msa.recycles)
+        ]
+        first, *later = (msa_features(features["restype"], blocks, plan) for plan in plans)
+        features |= first
         chosen, rejected = self._read_templates(row, templates, hits, streams)
         features |= template_features(len(view.tokens), chosen)
         features |= label_features(
@@ -220,7 +255,8 @@ class Stream:
             coords_mask,
             streams("label") if self.config.augment else None,
         )
-        return features, {"paired_rows": len(plan.paired), "templates_rejected": rejected}
+        recycles = tuple({name: msa[name] for name in RESAMPLED} for msa in later)
+        return features, recycles, {"paired_rows": len(plans[0].paired), "templates_rejected": rejected}
 
     def _read(
         self, row: EntryRow, view: CropView, msas: list[ResidueGroup], templates: list[ResidueGroup]
@@ -330,6 +366,7 @@ class Stream:
             "seed": streams.seed,
             "epoch": streams.epoch,
             "index": streams.index,
+            "attempt": streams.attempt,
         }
 
     def _open_store(self) -> Store:
@@ -337,49 +374,36 @@ class Stream:
 
     def _opened(self) -> "_State":
         if self._state is None:
-            self._state = _State(self._open_store(), self.manifest, self.config)
+            self._state = _State(
+                self._open_store(), self.manifest, self.config, self._selection, self._memory_bytes
+            )
+            self._selection = self._state.selection
         return self._state
 
 
 class _State:
     """What one process has open."""
 
-    def __init__(self, store: Store, manifest: Digest, config: StreamConfig) -> None:
+    def __init__(
+        self,
+        store: Store,
+        manifest: Digest,
+        config: StreamConfig,
+        selection: Selection | None,
+        memory_bytes: int,
+    ) -> None:
         self.store = store
         snapshot = store.manifest(manifest)
         self.table = snapshot.table
-        self.sampler = TargetSampler(snapshot, config.sampling)
+        # Found once and handed to workers, which need not evaluate filters again.
+        self.selection = selection or Selection.of(self.table, config.sampling)
+        self.sampler = TargetSampler(snapshot, config.sampling, self.selection)
         with store.open(Digest.parse(str(snapshot.attributes["components"]))) as reader:
             self.library = ComponentLibrary.from_content(reader.read_all())
-        self.readers: Recent[ObjectReader] = Recent(_OPEN_OBJECTS, lambda reader: reader.close())
-        self.entries: Recent[EntryTables] = Recent(_KEPT_ENTRIES, lambda _: None)
-
-
-class Recent(Generic[T]):
-    """The ``limit`` things used last; ``discard`` is told of those that have to go."""
-
-    def __init__(self, limit: int, discard: Callable[[T], None]) -> None:
-        self._limit = limit
-        self._discard = discard
-        self._items: OrderedDict[str, T] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def get(self, key: str, make: Callable[[], T]) -> T:
-        """What is known as ``key``, made if it has to be."""
-        if key in self._items:
-            self._items.move_to_end(key)
-            return self._items[key]
-        item = self._items[key] = make()
-        if len(self._items) > self._limit:
-            self._discard(self._items.popitem(last=False)[1])
-        return item
-
-    def clear(self) -> None:
-        """Discard everything."""
-        while self._items:
-            self._discard(self._items.popitem()[1])
+        self.readers: Recent[ObjectReader] = Recent(_OPEN_OBJECTS, discard=lambda reader: reader.close())
+        self.entries: Recent[EntryTables] = Recent(
+            _KEPT_ENTRIES, limit_bytes=memory_bytes, size=lambda entry: entry.nbytes
+        )
 
 
 def current_manifest(store: Store) -> Digest:
@@ -392,28 +416,3 @@ def current_manifest(store: Store) -> Digest:
     if digest is None:
         raise SampleError(f"{store} has no data set yet: run `megafold cache build` first")
     return digest
-
-
-def residue_groups(view: CropView, digests: list[str], *, standard_only: bool = False) -> list[ResidueGroup]:
-    """Group a crop's polymer tokens by the object of their chain, in order of first use.
-
-    Args:
-        view: the crop.
-        digests: the object of each chain of the entry, ``""`` for none.
-        standard_only: leave out atomised residues.
-    """
-    wanted = view.mol_type != schema.MolType.LIGAND
-    if standard_only:
-        wanted &= ~view.atomised
-    tokens: dict[str, list[NDArray[np.int64]]] = {}
-    for chain in np.unique(view.chain[wanted]):
-        if digests[chain]:
-            own = np.flatnonzero(wanted & (view.chain == chain))
-            tokens.setdefault(digests[chain], []).append(own)
-    groups = []
-    for digest, parts in tokens.items():
-        members = np.concatenate(parts)
-        position = view.entry.residues["label_seq_id"][view.residue[members]].astype(np.int64) - 1
-        residues, columns = np.unique(position, return_inverse=True)
-        groups.append(ResidueGroup(digest, members, residues, columns))
-    return groups

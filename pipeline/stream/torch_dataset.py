@@ -1,6 +1,7 @@
 """The stream as a PyTorch data set. The only module of the pipeline that imports torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from torch.utils.data import Dataset, Sampler
 
 from megafold.cache_store import Digest, Store
 from megafold.pipeline.errors import InputError
-from megafold.pipeline.stream.collate import PadSizes, collate
+from megafold.pipeline.stream.collate import PadSizes, collate, collate_recycles
 from megafold.pipeline.stream.config import StreamConfig
+from megafold.pipeline.stream.failures import FailureLog
+from megafold.pipeline.stream.mixture import MixedStream
 from megafold.pipeline.stream.order import SamplerState
 from megafold.pipeline.stream.sample import Sample, Stream
 
@@ -19,15 +22,24 @@ class StreamDataset(Dataset[Sample]):
     """A map-style data set: an item depends on the seed, the epoch and the index alone.
 
     Works with any number of workers, started by fork, forkserver or spawn: each opens the cache by itself.
+
+    Args:
+        cache: a cache, or a stream that is there already; ``config`` and ``manifest`` are for a cache alone.
+        config: settings.
+        manifest: which snapshot.
+
+    A sample that fails is replaced (``failures.py``): ``meta["replaced"]`` says what failed, ``failures``
+    counts it over all workers.
     """
 
     def __init__(
         self,
-        cache: Path | str | Store,
+        cache: Path | str | Store | Stream | MixedStream,
         config: StreamConfig | None = None,
         manifest: Digest | None = None,
     ) -> None:
-        self.stream = Stream(cache, config, manifest)
+        self.stream = cache if isinstance(cache, Stream | MixedStream) else Stream(cache, config, manifest)
+        self.failures = FailureLog(self.stream.failures)
         self._length = len(self.stream)
         # In shared memory, so that workers which outlive an epoch see it change.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -46,11 +58,19 @@ class StreamDataset(Dataset[Sample]):
         self._epoch.fill_(epoch)
 
     def __getitem__(self, index: int | tuple[int, int]) -> Sample:
-        """Sample ``index`` of the current epoch, or of the epoch given: ``(epoch, index)``."""
+        """Sample ``index`` of the current epoch, or of the epoch given: ``(epoch, index)``.
+
+        Raises:
+            TooManyFailures: too large a share of the samples fails; the message lists them.
+        """
         epoch, place = index if isinstance(index, tuple) else (self.epoch, index)
         if not 0 <= place < self._length:
             raise IndexError(f"index {place} of an epoch of {self._length} samples")
-        return self.stream.sample(place, epoch=epoch)
+        sample, failed = self.failures.sample(self.stream, place, epoch)
+        if not failed:
+            made: Sample = sample
+            return made
+        return replace(sample, meta={**sample.meta, "replaced": [asdict(failure) for failure in failed]})
 
 
 class RankSampler(Sampler[tuple[int, int]]):
@@ -106,7 +126,9 @@ class RankSampler(Sampler[tuple[int, int]]):
 class TorchCollate:
     """``collate_fn`` of a DataLoader: features as tensors with a batch axis.
 
-    With ``meta`` the batch also has a key ``meta``: the samples' metas, in order.
+    With ``meta`` the batch also has a key ``meta``: the samples' metas, in order. Where rows of the MSA are
+    drawn for each recycle, it has ``recycles``: the features of ``msa.RESAMPLED`` for all recycles,
+    [N_batch, N_recycle, N_msa, N_token].
     """
 
     def __init__(self, sizes: PadSizes | None = None, *, meta: bool = False) -> None:
@@ -117,6 +139,9 @@ class TorchCollate:
         """Pad and stack."""
         arrays = collate([sample.features for sample in samples], self.sizes)
         batch: dict[str, Any] = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        if samples[0].recycles:
+            recycled = collate_recycles(samples, self.sizes)
+            batch["recycles"] = {name: torch.from_numpy(value) for name, value in recycled.items()}
         if self.meta:
             batch["meta"] = [dict(sample.meta) for sample in samples]
         return batch

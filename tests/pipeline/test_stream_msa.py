@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -130,3 +132,15 @@ def test_deletion_values(count):
     assert squashed(np.array([count], np.uint8))[0] == pytest.approx(
         2 / np.pi * np.arctan(count / 3), abs=1e-6
     )
+
+
+def test_a_random_size_is_uniform_from_the_query_alone_to_all_there_are():
+    pairing = np.array([[0, 0], [1, 1], [2, 2]], np.int32)
+    counts = Counter(
+        plan_rows([6, 5], pairing, 100, rng(seed), random_size=True).n_row for seed in range(3000)
+    )
+    # The query, two pairs, and three and two rows that are in none.
+    assert set(counts) == set(range(1, 9))
+    assert sum((count - 375) ** 2 / 375 for count in counts.values()) < 7 + 5 * np.sqrt(14)
+    limited = {plan_rows([6, 5], pairing, 4, rng(seed), random_size=True).n_row for seed in range(100)}
+    assert limited == {1, 2, 3, 4}

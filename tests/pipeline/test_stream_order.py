@@ -58,7 +58,7 @@ def run_rank(cache, state, rank, world, workers, turns, pipe):
     torch.set_num_threads(1)
     dataset = StreamDataset(cache, CONFIG)
     sampler = RankSampler(len(dataset), state, rank, world)
-    got = []
+    got: list = []
     while len(got) < turns:
         loader = torch.utils.data.DataLoader(
             dataset,
@@ -128,7 +128,7 @@ def test_a_run_resumed_on_other_ranks_and_workers_goes_on_exactly(cache):
 )
 def test_any_plan_of_ranks_gives_each_index_once_and_in_order(size, plan, start):
     state = SamplerState(0, 0, 0).advanced(start, size)
-    found = []
+    found: list = []
     for world, turns in plan:
         samplers = [RankSampler(size, state, rank, world) for rank in range(world)]
         took = 0

@@ -22,7 +22,6 @@ from megafold.pipeline.stream import (
     collate,
     validate_sample,
 )
-from megafold.pipeline.stream.sample import Recent
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
 
@@ -378,13 +377,3 @@ def test_bad_samples_are_told(cache, name, change, message):
         validate_sample({**features, name: change(features[name])})
     with pytest.raises(SampleError, match=r"missing \['restype'\]"):
         validate_sample({key: value for key, value in features.items() if key != "restype"})
-
-
-def test_recent_keeps_the_last_used():
-    gone: list[str] = []
-    recent: Recent[str] = Recent(2, gone.append)
-    assert [recent.get(key, (2 * key).__str__) for key in "abac"] == ["aa", "bb", "aa", "cc"]
-    assert gone == ["bb"]
-    recent.clear()
-    assert sorted(gone) == ["aa", "bb", "cc"]
-    assert len(recent) == 0

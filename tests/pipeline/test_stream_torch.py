@@ -1,12 +1,22 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from megafold.cache_store import LocalStore
 from megafold.pipeline import schema
-from megafold.pipeline.stream import CropConfig, PadSizes, SamplerState, SamplingConfig, Stream, StreamConfig
+from megafold.pipeline.stream import (
+    CropConfig,
+    MsaConfig,
+    PadSizes,
+    SampleError,
+    SamplerState,
+    SamplingConfig,
+    Stream,
+    StreamConfig,
+)
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
 
@@ -96,3 +106,35 @@ def test_the_stream_itself_needs_no_torch():
         "import sys, megafold.pipeline.stream; sys.exit(bool({'torch', 'rdkit', 'dask'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rows_can_be_drawn_for_each_recycle(cache):
+    changed = replace(CONFIG, msa=MsaConfig(rows=12, random_size=True, recycles=4))
+    stream = Stream(cache, changed)
+    samples = [stream.sample(index) for index in range(3)]
+    batch = TorchCollate()(samples)
+    assert set(batch) == {*schema.FEATURES, "recycles"}
+    recycles = batch["recycles"]
+    n_msa = max(len(turn["msa"]) for sample in samples for turn in (sample.features, *sample.recycles))
+    assert set(recycles) == {"msa", "has_deletion", "deletion_value", "msa_mask"}
+    assert recycles["msa"].shape == (3, 4, n_msa, batch["msa"].shape[-1])
+    for place, sample in enumerate(samples):
+        turns = [sample.features, *sample.recycles]
+        assert len({turn["msa"].tobytes() for turn in turns}) > 1
+        for recycle, turn in enumerate(turns):
+            found = recycles["msa"][place, recycle][: len(turn["msa"])].numpy()
+            np.testing.assert_array_equal(found[:, : turn["msa"].shape[1]], turn["msa"])
+            assert recycles["msa_mask"][place, recycle].sum() == turn["msa_mask"].sum()
+            # Row 0 is the query, whatever else there is.
+            np.testing.assert_array_equal(turn["msa"][0], sample.features["msa"][0])
+        # The first recycle is the sample of a stream that draws once.
+        once = Stream(cache, replace(changed, msa=replace(changed.msa, recycles=1))).sample(place)
+        np.testing.assert_array_equal(once.features["msa"], sample.features["msa"])
+        assert once.recycles == ()
+    padded = TorchCollate(PadSizes(msa=12, tokens=12))(samples)["recycles"]
+    assert padded["deletion_value"].shape == (3, 4, 12, 12)
+    assert padded["deletion_value"].dtype == torch.float32
+    with pytest.raises(SampleError, match="different numbers of recycles"):
+        TorchCollate()([samples[0], once])
+    with pytest.raises(SampleError, match="N_msa"):
+        TorchCollate(PadSizes(msa=1))(samples)
