@@ -69,6 +69,10 @@ ABSENT = Digest("0" * 64)
 class StoreConformance:
     """Subclasses give the fixture ``store``: an empty, writable store."""
 
+    def file_of(self, store: Store, place: Path | str) -> Path:
+        """The file at a place that the store has told: where damage is done to it."""
+        return Path(place)
+
     def path_of_manifest(self, store: Store, digest: Digest) -> Path:
         raise NotImplementedError
 
@@ -143,7 +147,7 @@ class StoreConformance:
     @pytest.mark.parametrize("number", range(3))
     def test_every_flipped_bit_of_an_object_is_found(self, store: Store, number: int):
         digest = store.put(small_content(number))
-        path = store.object_path(digest)
+        path = self.file_of(store, store.object_path(digest))
         clean = path.read_bytes()
         positions = random.Random(number).sample(range(8 * len(clean)), 50)
         # Always the first and last bits: the zip's first header, the last digit of the seal.
@@ -153,7 +157,7 @@ class StoreConformance:
                 with pytest.raises(CorruptObject) as caught:
                     check(digest)
                 assert caught.value.digest == digest
-                assert caught.value.path == path
+                assert caught.value.path == store.object_path(digest)
                 assert str(digest) in str(caught.value)
             path.write_bytes(clean)
         store.check(digest)
@@ -161,7 +165,7 @@ class StoreConformance:
     @pytest.mark.parametrize("keep", [0, 1, 100, -1, -200])
     def test_a_truncated_object_is_found_and_put_again(self, store: Store, keep: int):
         digest = store.put(small_content())
-        path = store.object_path(digest)
+        path = self.file_of(store, store.object_path(digest))
         clean = path.read_bytes()
         path.chmod(0o644)
         path.write_bytes(clean[:keep])
@@ -173,8 +177,9 @@ class StoreConformance:
 
     def test_swapped_objects_are_found(self, store: Store):
         first, second = store.put(small_content(1)), store.put(small_content(2))
-        store.object_path(first).chmod(0o644)
-        store.object_path(first).write_bytes(store.object_path(second).read_bytes())
+        path = self.file_of(store, store.object_path(first))
+        path.chmod(0o644)
+        path.write_bytes(self.file_of(store, store.object_path(second)).read_bytes())
         for check in (store.check, store.quick_check):
             with pytest.raises(SwappedObject, match=str(second)):
                 check(first)
@@ -314,12 +319,13 @@ class StoreConformance:
         store.move_ref("lost", None, bad_manifest)
         expected = named(store.manifest())
 
-        flip(store.object_path(corrupt), 1000)
-        store.object_path(swapped).chmod(0o644)
-        store.object_path(swapped).write_bytes(store.object_path(spare).read_bytes())
+        flip(self.file_of(store, store.object_path(corrupt)), 1000)
+        path = self.file_of(store, store.object_path(swapped))
+        path.chmod(0o644)
+        path.write_bytes(self.file_of(store, store.object_path(spare)).read_bytes())
         flip(self.path_of_manifest(store, bad_manifest), 500)
         flip(self.path_of_ledger(store, bad_ledger), 500)
-        flip(store.ref_path("lost"), 1)
+        flip(self.file_of(store, store.ref_path("lost")), 1)
 
         progress: list[tuple[int, int]] = []
         for quick in (False, True):
@@ -344,7 +350,7 @@ class StoreConformance:
     def test_refs_that_hold_no_digest(self, store: Store):
         digest = store.put_manifest(small_manifest())
         store.move_ref("main", None, digest)
-        path = store.ref_path("main")
+        path = self.file_of(store, store.ref_path("main"))
         for text in (b"", b"main", b"\xff" * 64, str(digest).encode() + b" "):
             path.write_bytes(text)
             with pytest.raises(CorruptRef, match="main"):
