@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megafold.cache_store import Digest, LocalStore, ObjectReader, Store, read_many
+from megafold.cache_store import Digest, ObjectReader, Store, open_store, read_many
 from megafold.pipeline import schema
 from megafold.pipeline.chemistry.library import ComponentLibrary
 from megafold.pipeline.manifest import EntryRow
@@ -73,7 +73,7 @@ class Stream:
     """Samples from a cache.
 
     Args:
-        cache: the cache's folder, or an open store.
+        cache: the cache's folder or URL, or an open store.
         config: settings.
         manifest: which snapshot; None is what ``refs/main`` names now. A stream stays with its snapshot.
         memory_bytes: most that a process keeps of entries' tables between samples.
@@ -91,7 +91,7 @@ class Stream:
         memory_bytes: int = _MEMORY_BYTES,
     ) -> None:
         self.config = config or StreamConfig()
-        self._cache = cache if isinstance(cache, Store) else Path(cache)
+        self._cache = cache
         self._memory_bytes = memory_bytes
         self._state: _State | None = None
         self._selection: Selection | None = None
@@ -370,7 +370,7 @@ class Stream:
         }
 
     def _open_store(self) -> Store:
-        return self._cache if isinstance(self._cache, Store) else LocalStore.at(self._cache)
+        return open_store(self._cache)
 
     def _opened(self) -> "_State":
         if self._state is None:
