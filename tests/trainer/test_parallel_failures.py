@@ -1,18 +1,89 @@
 """A rank that dies, hangs or fails ends the job, with a message that names it; torchrun starts it again."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.trainer.test_data_parallel import ROOT, free_port
 
-#: Rank 1 comes to grief in step 3, in the middle of the trunk, unless the run has been started again.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0", "PYTHONPATH": str(ROOT)}
+
+#: Pairs of ranks, of which the second comes to grief while the first waits, as in a collective.
+PAIRS = textwrap.dedent(
+    """
+    import os, signal, sys, time
+
+    import torch.distributed as dist
+
+    import megafold.trainer.parallel.watch as watch
+
+    port, watch.BEAT_S = int(sys.argv[1]), 0.2
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+    def fail():
+        raise ValueError("something of its own")
+
+    def first(peers, fate):
+        time.sleep(1 if fate == "SIGKILL" else 60)
+        print(f"missing: {peers.missing()}", file=sys.stderr, flush=True)
+
+    def second(peers, fate):
+        time.sleep(0.5)
+        fail() if fate == "raise" else os.kill(os.getpid(), signal.Signals[fate])
+
+    children = {}
+    for number, fate in enumerate(("SIGKILL", "SIGSTOP", "raise")):
+        for rank, part in enumerate((first, second)):
+            children[fate, rank] = child = os.fork()
+            if child:
+                continue
+            # As many attempts of one job: they share a store.
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+            os.dup2(os.open(f"{sys.argv[2]}/{fate}{rank}", os.O_CREAT | os.O_WRONLY), 2)
+            try:
+                with watch.PeerWatch(rank, 2, 3.0) as peers:
+                    part(peers, fate)
+            except ValueError:
+                os._exit(1)
+            os._exit(0)
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    for fate in ("SIGKILL", "SIGSTOP", "raise"):
+        _, status = os.waitpid(children[fate, 0], 0)
+        print(fate, children[fate, 1], os.waitstatus_to_exitcode(status), flush=True)
+        os.kill(children[fate, 1], signal.SIGKILL)
+    os._exit(0)
+    """
+)
+
+
+def test_a_lost_rank_ends_the_others(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", PAIRS, str(free_port()), str(tmp_path)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    expected: dict[str, tuple[int, str]] = {
+        "SIGKILL": (0, "missing: ['rank 1 ({who})']"),  # dead: asked, it knows at once
+        "SIGSTOP": (3, "Error: rank 1 ({who}) has not answered for 3 s. Rank 0 ends, too"),
+        "raise": (3, "Error: rank 1 ({who}) failed: ValueError: something of its own. Rank 0 ends, too"),
+    }
+    for line in result.stdout.splitlines():
+        fate, process, status = line.split()
+        code, message = expected.pop(fate)
+        who = f"{os.uname().nodename}, process {process}"
+        assert message.format(who=who) in (tmp_path / f"{fate}0").read_text()
+        assert int(status) == code
+    assert not expected
+
+
+#: Rank 1 dies in step 3, in the middle of the trunk, unless the run has been started again.
 SCRIPT = textwrap.dedent(
     """
     import os, signal, sys
@@ -26,26 +97,25 @@ SCRIPT = textwrap.dedent(
     from tests.trainer.networks import mini_model
     from tests.trainer.test_parallel_loop import DATA, LITTLE
 
-    folder, fate = Path(sys.argv[1]), sys.argv[2]
     run_log.draw_losses = lambda csv_path, png_path: None
     block, calls = pairformer.pairformer_block, []
 
     def fatal(*args, **kwargs):
         calls.append(1)
-        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        restarted = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
         if len(calls) == 3 and os.environ["RANK"] == "1" and not restarted:
-            if fate == "raise":
-                raise ValueError("something of its own")
-            os.kill(os.getpid(), signal.Signals[fate])
+            os.kill(os.getpid(), signal.SIGKILL)
         return block(*args, **kwargs)
 
     pairformer.pairformer_block = fatal
     config = quick_config(
-        sp=2, steps=5, n_copies=2, n_cycles=1, checkpoint_every=2, peer_timeout_s=8, log_every=1,
+        sp=2, steps=4, n_copies=2, n_cycles=1, checkpoint_every=2, log_every=1,
         sample_count=1, sample_steps=2, sample_cycles=1,
     )
     try:
-        summary = run_training(config, DATA, folder, resume=Resume(), model=mini_model(config=LITTLE))
+        summary = run_training(
+            config, DATA, Path(sys.argv[1]), resume=Resume(), model=mini_model(config=LITTLE)
+        )
     except TrainerError as error:
         print(f"Error: {error}", file=sys.stderr, flush=True)
         os._exit(2)
@@ -54,65 +124,20 @@ SCRIPT = textwrap.dedent(
     os._exit(0)
     """
 )
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}
-
-
-def start_two(folder: Path, fate: str) -> list[subprocess.Popen[Any]]:
-    """Two ranks that nobody looks after."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(folder), fate],
-            cwd=ROOT,
-            env={**ENVIRONMENT, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fate", "message", "status"),
-    [
-        ("SIGKILL", "died in step 3", 2),
-        ("SIGSTOP", "has not answered for 8 s", 3),
-        ("raise", "failed: ValueError: something of its own", None),
-    ],
-)
-def test_a_lost_rank_ends_the_others(tmp_path, fate, message, status):
-    first, second = start_two(tmp_path, fate)
-    try:
-        _, said = first.communicate(timeout=180)
-        assert f"rank 1 ({os.uname().nodename}, process {second.pid})" in said
-        assert message in said
-        assert status is None or first.returncode == status
-        assert first.returncode != 0
-    finally:
-        for process in (first, second):
-            process.send_signal(signal.SIGKILL)
-            process.wait()
 
 
 @pytest.mark.slow
 def test_torchrun_starts_again_from_the_last_checkpoint(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "1", str(script), str(tmp_path / "run"), "SIGKILL"]
+    command: list[Any] = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "--max-restarts", "1", script, tmp_path / "run"]
     result = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
     assert "step-00000002.pt after step 2" in result.stdout
     # The first rank samples a structure, from the whole of the sample that training would see next.
-    assert result.stdout.count("finished 5 1") == result.stdout.count("finished 5 0") == 1
+    assert result.stdout.count("finished 4 1") == result.stdout.count("finished 4 0") == 1
     assert "rank 1 (" in result.stderr
     assert "died in step 3" in result.stderr
