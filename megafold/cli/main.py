@@ -9,8 +9,10 @@ import megafold
 
 _COMMANDS = {
     "cache": "megafold.cli.cache",
+    "sample": "megafold.cli.sample",
     "sample-corpus": "megafold.cli.sample_corpus",
     "simulate": "megafold.cli.simulate",
+    "stream": "megafold.cli.stream",
     "train": "megafold.cli.train",
     "tune": "megafold.cli.tune",
 }

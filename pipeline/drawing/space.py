@@ -71,7 +71,9 @@ def draw_views(
         view.set(xlim=(-reach, reach), ylim=(-reach, reach))
     front.set(xlabel="x / Å", ylabel="y / Å")
     side.set(xlabel="z / Å")
-    front.set_title("coordinates, from the front", fontsize=10, loc="left")
+    front.set_title(
+        "coordinates, from the front" + ("" if center is None else "  (★: centre)"), fontsize=10, loc="left"
+    )
     side.set_title("turned by 90°", fontsize=10, loc="left")
 
 

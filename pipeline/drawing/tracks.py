@@ -47,11 +47,13 @@ def draw_tracks(
 
     ``paired_rows`` of the MSA, behind the query, are paired over chains.
     """
-    depth = min(2.4, 0.3 + 0.05 * len(features["msa"]))
-    heights = [0.2, 0.2, 0.3, depth, 0.7, _template_height(features)]
-    chains, kinds, bonds, msa, coverage, templates = panel.subplots(
-        6, 1, sharex=True, gridspec_kw={"height_ratios": heights}
+    depth = min(2.4, 0.15 + 0.05 * len(features["msa"]))
+    # What a short alignment leaves free stays free, below: a track is as high in every picture.
+    heights = [0.2, 0.2, 0.3, depth, 0.7, _template_height(features), 2.45 - depth]
+    chains, kinds, bonds, msa, coverage, templates, rest = panel.subplots(
+        7, 1, sharex=True, gridspec_kw={"height_ratios": heights}
     )
+    rest.remove()
     draw_chains(chains, features, styles)
     draw_kinds(kinds, features)
     draw_bonds(bonds, features, styles)
@@ -155,7 +157,7 @@ def draw_msa(axes: Axes, features: Features, paired_rows: int = 0) -> None:
     draw_boundaries(axes, features)
     more = f", first {len(shown)} shown" if len(shown) < len(msa) else ""
     axes.set_ylabel(f"row of the MSA\n({len(msa)} rows{more})" if len(msa) > 20 else "MSA")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
     present = set(class_lookup()[np.unique(shown)].tolist()) if shown.size else set()
     _key(axes, [(label, colour) for k, (label, colour, _) in enumerate(CLASSES) if k in present])
     if paired_rows and paired_rows + 1 < len(shown):
@@ -174,12 +176,13 @@ def draw_coverage(axes: Axes, features: Features) -> None:
     axes.fill_between(tokens, (msa != GAP).sum(axis=0), step="mid", color="#4c78a8", alpha=0.35, linewidth=0)
     axes.step(tokens, (msa != GAP).sum(axis=0), where="mid", color="#4c78a8", linewidth=1)
     axes.set_ylim(0, max(1, len(msa)) * 1.05)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3, min_n_ticks=1))
     axes.set_ylabel("rows with\na residue", color="#4c78a8", fontsize=9)
     draw_boundaries(axes, features)
     deletions = axes.twinx()
     deletions.step(tokens, features["deletion_mean"], where="mid", color="#e8871e", linewidth=1)
     deletions.set_ylim(0, max(0.02, 1.3 * float(np.max(features["deletion_mean"], initial=0))))
+    deletions.yaxis.set_major_locator(MaxNLocator(nbins=3))
     deletions.set_ylabel("deletion\nmean", color="#e8871e", fontsize=9)
 
 
@@ -191,6 +194,7 @@ def draw_templates(axes: Axes, features: Features) -> None:
     """The templates by class of residue; white where they do not align."""
     classes = np.asarray(features["template_restype"])
     axes.set_xlabel("token of the crop")
+    axes.tick_params(axis="x", labelbottom=True)
     axes.set_xlim(-0.5, len(features["restype"]) - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(classes) == 0:
