@@ -25,6 +25,7 @@ from megafold.cache_store.ledger import Failure
 from megafold.cache_store.local import LocalStore
 from megafold.cache_store.locks import BuildLock
 from megafold.cache_store.manifest import Manifest
+from megafold.cache_store.pushing import Pushed, Snapshot, push
 from megafold.cache_store.read_through import ReadThrough
 from megafold.cache_store.reader import ObjectReader, Selection, read_many
 from megafold.cache_store.remote import RemoteCounts, RemoteStore, is_url, open_store
@@ -52,6 +53,7 @@ __all__ = [
     "MissingObject",
     "NotACache",
     "ObjectReader",
+    "Pushed",
     "ReadOnlyCache",
     "ReadThrough",
     "RefMoved",
@@ -62,6 +64,7 @@ __all__ = [
     "Replay",
     "RetryPolicy",
     "Selection",
+    "Snapshot",
     "Store",
     "StoreFinding",
     "SwappedObject",
@@ -71,6 +74,7 @@ __all__ = [
     "is_url",
     "mapping_digest",
     "open_store",
+    "push",
     "reachable",
     "read_many",
 ]

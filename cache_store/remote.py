@@ -28,7 +28,7 @@ from megafold.cache_store.reader import ObjectReader, OpenObject
 from megafold.cache_store.store import MAIN_REF, Store
 from megafold.cache_store.transport import RemoteFile, RetryPolicy, Transport
 
-_ACTION: Final = "Copy it there again (`megafold cache push`) from a cache that has it."
+_ACTION: Final = "Copy it there again from a cache that has it: `megafold cache push CACHE URL --recheck`."
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://")
 _SQUEEZED_URL = re.compile(r"(s3a?|gs|gcs|https?|memory|file):/[^/]")
 

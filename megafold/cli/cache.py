@@ -1,4 +1,4 @@
-"""``megafold cache``: build, verify, info, ls, show."""
+"""``megafold cache``: build, verify, info, ls, show, push."""
 
 import json
 import os
@@ -13,10 +13,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from megafold.cli.locations import CacheFolder, CacheLocation
+from megafold.cli.push import push
+
 _FOLDER = click.Path(path_type=Path)
 _EXISTING = click.Path(path_type=Path, exists=True)
 _EXISTING_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_cache_argument = click.argument("cache", type=_FOLDER)
+_cache_argument = click.argument("cache", type=CacheLocation())
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
@@ -67,12 +70,18 @@ def _sources(corpus: Path, values: dict[str, Any]) -> Any:
 
 @click.group(name="cache")
 def command() -> None:
-    """Build a cache of deterministic features, and look after it."""
+    """Build a cache of deterministic features, and look after it.
+
+    What only reads takes a URL (s3://, gs://, https://, file://) as well as a folder.
+    """
+
+
+command.add_command(push)
 
 
 @command.command()
 @click.argument("corpus", type=_FOLDER)
-@_cache_argument
+@click.argument("cache", type=CacheFolder())
 @_source_options
 @click.option("--workers", type=click.IntRange(0), default=None, help="Worker processes; 0: this process.")
 @click.option("--scheduler", help="Address of a running Dask scheduler (tcp://…) to use instead.")
@@ -178,11 +187,11 @@ def _clusters_text(clusters: Mapping[str, Any]) -> str:
     return text
 
 
-def _open(cache: Path) -> tuple[Any, Any]:
+def _open(cache: Path | str) -> tuple[Any, Any]:
     """The store and its current manifest (None before the first build ended)."""
-    from megafold.cache_store import MAIN_REF, LocalStore
+    from megafold.cache_store import MAIN_REF, open_store
 
-    store = LocalStore.at(cache)
+    store = open_store(cache)
     digest = store.ref(MAIN_REF)
     return store, None if digest is None else store.manifest(digest)
 
@@ -198,17 +207,17 @@ def _open(cache: Path) -> tuple[Any, Any]:
 @_source_options
 @click.option("--workers", type=click.IntRange(1), default=None, help="Processes that check objects.")
 @_json_option
-def verify(cache: Path, quick: bool, corpus: Path | None, as_json: bool, **values: Any) -> None:
+def verify(cache: Path | str, quick: bool, corpus: Path | None, as_json: bool, **values: Any) -> None:
     """Check that CACHE is whole: every object, manifest and ref.
 
     Exit status 1 when something is wrong or stale. Every finding says what to do about it.
     """
-    from megafold.cache_store import LocalStore
+    from megafold.cache_store import open_store
     from megafold.pipeline.builder import verify as checks
 
     workers = values["workers"] or len(os.sched_getaffinity(0))
     number = _recompute_number(values["recompute"], corpus)
-    store, progress = LocalStore.at(cache), _counter("objects", silent=as_json)
+    store, progress = open_store(cache), _counter("objects", silent=as_json)
     manifest = _manifest_or_none(store)
     findings = checks.check_store(store, manifest, quick=quick, workers=workers, progress=progress)
     if manifest is not None:
@@ -289,19 +298,19 @@ def _print_findings(findings: list[Any]) -> None:
 @_cache_argument
 @click.option("--failures", "show_failures", is_flag=True, help="List every failure.")
 @_json_option
-def info(cache: Path, show_failures: bool, as_json: bool) -> None:
+def info(cache: Path | str, show_failures: bool, as_json: bool) -> None:
     """What CACHE holds: entries, failures, objects, bytes."""
     from megafold.cache_store import Digest
 
     store, manifest = _open(cache)
-    digests = list(store.digests())
+    sizes = [size for _, size in store.sizes()]
     ledger = "" if manifest is None else str(manifest.attributes["ledger"])
     failures = store.ledger(Digest.parse(ledger)) if ledger else []
     facts: dict[str, Any] = {
         "entries": 0 if manifest is None else manifest.table.num_rows,
         "failures": len({failure.entry for failure in failures}),
-        "objects": len(digests),
-        "bytes": sum(store.size(digest) for digest in digests),
+        "objects": len(sizes),
+        "bytes": sum(sizes),
         "manifest": None if manifest is None else str(manifest.digest()),
     }
     if manifest is not None:
@@ -325,7 +334,7 @@ def info(cache: Path, show_failures: bool, as_json: bool) -> None:
 @command.command()
 @_cache_argument
 @_json_option
-def ls(cache: Path, as_json: bool) -> None:
+def ls(cache: Path | str, as_json: bool) -> None:
     """The entries of CACHE, one a line."""
     manifest = _snapshot(cache)
     names = ("entry", "assembly", "n_token", "n_atom", "release_date", "resolution", "method")
@@ -355,7 +364,7 @@ def ls(cache: Path, as_json: bool) -> None:
     Console(highlight=False).print(table)
 
 
-def _snapshot(cache: Path) -> Any:
+def _snapshot(cache: Path | str) -> Any:
     manifest = _open(cache)[1]
     if manifest is None:
         raise click.UsageError(f"{cache} has no snapshot yet: run `megafold cache build`")
@@ -366,7 +375,7 @@ def _snapshot(cache: Path) -> Any:
 @_cache_argument
 @click.argument("name")
 @_json_option
-def show(cache: Path, name: str, as_json: bool) -> None:
+def show(cache: Path | str, name: str, as_json: bool) -> None:
     """One entry of CACHE, or one object by the first digits of its digest."""
     store, _ = _open(cache)
     manifest = _snapshot(cache)

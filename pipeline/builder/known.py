@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from megafold.cache_store import Digest, LocalStore, Manifest
+from megafold.cache_store import Digest, Manifest, Store
 from megafold.pipeline.builder import recipes
 from megafold.pipeline.builder.tasks import Outcome, Problem
 from megafold.pipeline.chemistry.library import ComponentLibrary, LibraryComponent
@@ -28,7 +28,7 @@ class Known:
     store is forgotten.
     """
 
-    def __init__(self, store: LocalStore, dictionary: str) -> None:
+    def __init__(self, store: Store, dictionary: str) -> None:
         """``dictionary``: identity of today's component dictionary."""
         self._store = store
         self._dictionary = dictionary

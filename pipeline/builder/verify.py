@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from megafold.cache_store import CacheError, CorruptObject, Digest, LocalStore, Manifest, audit
+from megafold.cache_store import CacheError, CorruptObject, Digest, LocalStore, Manifest, Store, audit
 from megafold.pipeline import schema
 from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.builder.known import Known
@@ -65,7 +65,7 @@ def users(manifest: Manifest) -> dict[str, list[str]]:
 
 
 def check_store(
-    store: LocalStore, manifest: Manifest | None, *, quick: bool, workers: int, progress: Progress
+    store: Store, manifest: Manifest | None, *, quick: bool, workers: int, progress: Progress
 ) -> list[Finding]:
     """Every object, manifest and ref. ``quick`` compares file digests and decodes nothing."""
     # Older snapshots count: a training run may have been recorded with one.
@@ -93,7 +93,7 @@ def check_store(
     ]
 
 
-def check_schema(store: LocalStore, manifest: Manifest) -> list[Finding]:
+def check_schema(store: Store, manifest: Manifest) -> list[Finding]:
     """Every object against the schema and its manifest row. Corrupt ones are :func:`check_store`'s."""
     findings = []
     for digest, kind, entry in _expected_kinds(manifest):
@@ -135,7 +135,7 @@ def _expected_kinds(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
                 yield digest, kind, row.entry
 
 
-def check_corpus(store: LocalStore, manifest: Manifest, sources: Sources) -> list[Finding]:
+def check_corpus(store: Store, manifest: Manifest, sources: Sources) -> list[Finding]:
     """What a build would do now: entries and alignments that are new, changed or gone."""
     known = Known(store, dictionary_identity(sources))
     known.add_manifest(manifest, with_failures=True)
@@ -231,7 +231,7 @@ def options_of(manifest: Manifest) -> StructureOptions:
 
 
 def check_recompute(
-    store: LocalStore,
+    store: Store,
     manifest: Manifest,
     sources: Sources,
     number: int | None,
