@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
+from megafold.cli.locations import CacheLocation
 from megafold.pipeline.errors import InputError
 
 
 @click.command(name="train")
-@click.argument("cache", type=click.Path(path_type=Path))
+@click.argument("cache", type=CacheLocation())
 @click.option("--preset", default="tiny", show_default=True, help="Sizes of the network: tiny, small, af3.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/train"), show_default=True)
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out.")
@@ -44,7 +45,7 @@ from megafold.pipeline.errors import InputError
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
-    cache: Path, preset: str, out: Path, resume: bool, allow_other_data: bool, as_json: bool, **values: Any
+    cache: Path | str, preset: str, out: Path, resume: bool, allow_other_data: bool, as_json: bool, **values: Any
 ) -> None:
     """Train a model on CACHE.
 
@@ -113,7 +114,7 @@ def _typed(name: str, text: str, kind: type) -> Any:
         raise click.UsageError(f"--set {name}={text}: {error}") from error
 
 
-def _data(cache: Path, values: dict[str, Any]) -> Any:
+def _data(cache: Path | str, values: dict[str, Any]) -> Any:
     import torch
 
     from megafold.pipeline.stream import (
