@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from megafold.cli.locations import CacheLocation
+
 _METHODS = ("contiguous", "spatial", "interface")
 _ANY_DAYS = 100_000
 
@@ -17,7 +19,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("cache", type=click.Path(path_type=Path))
+@click.argument("cache", type=CacheLocation())
 @click.argument("entry")
 @click.option("--index", type=click.IntRange(0), default=0, show_default=True, help="Which of its samples.")
 @click.option("--epoch", type=click.IntRange(0), default=0, show_default=True)
@@ -39,7 +41,7 @@ def command() -> None:
     help="Picture to write; default: <ENTRY>-<INDEX>.png here.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-def show(cache: Path, entry: str, out: Path | None, as_json: bool, **values: Any) -> None:
+def show(cache: Path | str, entry: str, out: Path | None, as_json: bool, **values: Any) -> None:
     """Draw sample --index of ENTRY: crop, tokens, alignment, templates, bonds, contacts and coordinates.
 
     It is what training on this entry alone would see with the same seed, epoch and index.
@@ -67,13 +69,13 @@ def show(cache: Path, entry: str, out: Path | None, as_json: bool, **values: Any
     click.echo(path)
 
 
-def _stream(cache: Path, entry: str, values: dict[str, Any]) -> Any:
+def _stream(cache: Path | str, entry: str, values: dict[str, Any]) -> Any:
     """The stream of one entry.
 
     Raises:
         click.UsageError: the cache has no such entry; the message has the nearest names.
     """
-    from megafold.cache_store import LocalStore
+    from megafold.cache_store import open_store
     from megafold.pipeline.stream import (
         CropConfig,
         MsaConfig,
@@ -84,7 +86,7 @@ def _stream(cache: Path, entry: str, values: dict[str, Any]) -> Any:
     )
     from megafold.pipeline.stream.sample import current_manifest
 
-    store = LocalStore.at(cache)
+    store = open_store(cache)
     digest = current_manifest(store)
     known = store.manifest(digest).table["entry"].to_pylist()
     found = entry if entry in known else entry.lower()

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from megafold.cli.locations import CacheLocation
 from megafold.pipeline.errors import InputError
 
 #: Batches that a loader asks of each worker ahead.
@@ -28,7 +29,7 @@ def _worker_numbers(_: click.Context, __: click.Parameter, text: str) -> list[in
 
 
 @command.command()
-@click.argument("cache", type=click.Path(path_type=Path))
+@click.argument("cache", type=CacheLocation())
 @click.option(
     "--workers",
     default="0,1,2",
@@ -54,7 +55,7 @@ def _worker_numbers(_: click.Context, __: click.Parameter, text: str) -> list[in
     help="How workers are started.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-def bench(cache: Path, workers: list[int], as_json: bool, **values: Any) -> None:
+def bench(cache: Path | str, workers: list[int], as_json: bool, **values: Any) -> None:
     """Print samples a second by number of loader processes, and what a sample costs.
 
     Times and bytes are of making a sample, in the process that makes it; samples a second are what a trainer
@@ -74,7 +75,7 @@ def bench(cache: Path, workers: list[int], as_json: bool, **values: Any) -> None
     _print_stages(tries)
 
 
-def _stream(cache: Path, values: dict[str, Any]) -> Any:
+def _stream(cache: Path | str, values: dict[str, Any]) -> Any:
     from megafold.pipeline.stream import (
         CropConfig,
         MsaConfig,

@@ -45,7 +45,13 @@ from megafold.pipeline.errors import InputError
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
-    cache: Path | str, preset: str, out: Path, resume: bool, allow_other_data: bool, as_json: bool, **values: Any
+    cache: Path | str,
+    preset: str,
+    out: Path,
+    resume: bool,
+    allow_other_data: bool,
+    as_json: bool,
+    **values: Any,
 ) -> None:
     """Train a model on CACHE.
 
