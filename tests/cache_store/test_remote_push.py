@@ -71,7 +71,8 @@ def test_a_push_to_s3_is_whole_and_repeats_as_nothing(
 
 def test_an_interrupted_push_goes_on(source: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole, target = snapshot(source, 20), tmp_path / "target"
-    real, written = Transport.write, []
+    real = Transport.write
+    written: list[str] = []
 
     def write(self: Transport, name: str, data: bytes) -> None:
         if len(written) == 9:
@@ -99,7 +100,8 @@ def test_an_interrupted_push_goes_on(source: LocalStore, tmp_path: Path, monkeyp
 def test_the_order_is_objects_manifest_ref(
     source: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    real, written = Transport.write, []
+    real = Transport.write
+    written: list[str] = []
 
     def write(self: Transport, name: str, data: bytes) -> None:
         real(self, name, data)
