@@ -27,10 +27,11 @@ class PairUpdate(nn.Module):
 
     def forward(self, z: Tensor, pair_mask: Tensor) -> Tensor:
         """[B, N, N, C_z] → [B, N, N, C_z], residuals included."""
-        z = self.dropout_row.add(z, self.multiplication_outgoing(z, pair_mask))
-        z = self.dropout_row.add(z, self.multiplication_incoming(z, pair_mask))
-        z = self.attention_starting(z, pair_mask, self.dropout_row.keep(z), residual=True)
-        z = self.attention_ending(z, pair_mask, self.dropout_column.keep(z), residual=True)
+        ones = self.dropout_row.ones(z)
+        z = self.dropout_row.add(z, self.multiplication_outgoing(z, pair_mask), ones)
+        z = self.dropout_row.add(z, self.multiplication_incoming(z, pair_mask), ones)
+        z = self.attention_starting(z, pair_mask, self.dropout_row.keep(z, ones), residual=True)
+        z = self.attention_ending(z, pair_mask, self.dropout_column.keep(z, ones), residual=True)
         return z + self.transition(z)
 
 

@@ -110,18 +110,29 @@ class Dropout(nn.Module):
         keep = self.keep(x)
         return x if keep is None else x * keep
 
-    def add(self, residual: Tensor, x: Tensor) -> Tensor:
-        """``residual`` and what dropout leaves of ``x``."""
-        keep = self.keep(x)
+    def add(self, residual: Tensor, x: Tensor, ones: Tensor | None = None) -> Tensor:
+        """``residual`` and what dropout leaves of ``x``; ``ones`` as :meth:`keep` takes it."""
+        keep = self.keep(x, ones)
         return residual + x if keep is None else ops.dropout_add(residual, x, keep)
 
-    def keep(self, x: Tensor) -> Tensor | None:
-        """What dropout multiplies a tensor like ``x`` by, of length 1 along the shared axis, or None."""
+    def keep(self, x: Tensor, ones: Tensor | None = None) -> Tensor | None:
+        """What dropout multiplies a tensor like ``x`` by, of length 1 along the shared axis, or None.
+
+        ``ones``: some that :meth:`ones` made of a square ``x``; it then spares making others.
+        """
         if not self.training or self.rate == 0:
             return None
         shape = list(x.shape)
         shape[self.axis] = 1
-        return F.dropout(x.new_ones(shape), self.rate)
+        return F.dropout(x.new_ones(shape) if ones is None else ones.view(shape), self.rate)
+
+    def ones(self, x: Tensor) -> Tensor | None:
+        """What several draws of :meth:`keep` for tensors like ``x`` share; None where nothing is dropped."""
+        if not self.training or self.rate == 0:
+            return None
+        shape = list(x.shape)
+        shape[self.axis] = 1
+        return x.new_ones(shape)
 
 
 def run_block(block: Callable[..., Any], *inputs: Any, recompute: bool) -> Any:
