@@ -120,8 +120,7 @@ def assert_as_exact_as_eager(case: Case, wanted=NAMES) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "outgoing"),
-    [((1, 13, 32, 16), True), ((2, 8, 16, 32), False), ((1, 16, 16, 16), False), ((2, 5, 16, 16), True)],
+    ("shape", "outgoing"), [((1, 13, 32, 16), True), ((2, 8, 16, 32), False), ((1, 5, 16, 16), False)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_errors_against_float64_stay_near_those_of_eager(shape, outgoing, dtype):
@@ -166,10 +165,8 @@ def test_what_masked_pairs_project_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    "wanted",
-    [("z",), ("projection",), ("norm_in_bias", "output_gate"), ("norm_out_weight",), ("output", "gate"),
-     ("z", "norm_out_bias"), ("norm_in_weight", "output"), ()],
-)  # fmt: skip
+    "wanted", [("z",), ("norm_in_bias", "output_gate"), ("norm_out_weight",), ("output", "gate"), ()]
+)
 def test_subsets_of_gradients(wanted):
     assert_as_exact_as_eager(make_case((1, 8, 16, 16)), wanted)
 
@@ -190,8 +187,7 @@ def test_expanded_and_strided_inputs(outgoing):
 
 def test_tiles_of_many_programs(monkeypatch):
     use_tile(monkeypatch, Tile(32, 16, 4, 1, 6))
-    assert_as_exact_as_eager(make_case((1, 16, 32, 32)))
-    assert_as_exact_as_eager(make_case((1, 11, 16, 16), HALF, outgoing=False))
+    assert_as_exact_as_eager(make_case((1, 11, 32, 32), HALF, outgoing=False))
 
 
 def test_runs_are_bitwise_equal():
