@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 #: Seconds within which every call must be over.
-TIMEOUT = 120
+TIMEOUT = 400
 
 
 class RankPool:
