@@ -7,6 +7,7 @@ from typing import Any
 
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.logging.csv_log import CsvLog
+from megafold.trainer.logging.data_wait import DataWait
 from megafold.trainer.logging.plot import draw_losses
 
 _PARTS = ("mse", "smooth_lddt", "distogram", "bond")
@@ -15,7 +16,8 @@ _PARTS = ("mse", "smooth_lddt", "distogram", "bond")
 class RunLog:
     """The console, ``metrics.csv``, ``tensorboard/`` and ``loss.png`` of a run.
 
-    Every step goes to the file and to TensorBoard, every ``log_every``-th to the console.
+    Every step goes to the file and to TensorBoard, every ``log_every``-th to the console; at the end, how
+    much of the time the run waited for data.
     """
 
     def __init__(self, folder: Path, config: TrainConfig, last_step: int) -> None:
@@ -25,6 +27,7 @@ class RunLog:
         self._config = config
         self._csv = CsvLog(self.csv_path, last_step)
         self._board = _tensorboard(folder / "tensorboard", last_step)
+        self.data_wait = DataWait()
         self._first_step = last_step
         self._began = time.perf_counter()
 
@@ -35,11 +38,14 @@ class RunLog:
         self._csv.close()
         if self._board is not None:
             self._board.close()
+        if self.data_wait.steps:
+            self.say(self.data_wait.line())
         draw_losses(self.csv_path, self.png_path)
 
     def step(self, values: Mapping[str, float | int]) -> None:
         """Record a step: ``step``, ``loss`` and its parts, ``learning_rate``, ``grad_norm``, and so on."""
         self._csv.append(values)
+        self.data_wait.add(values["data_wait"] * values["step_s"], values["step_s"])
         step = int(values["step"])
         if self._board is not None:
             for name, value in values.items():
@@ -63,7 +69,7 @@ class RunLog:
         return (
             f"step {step}/{self._config.steps}  loss {values['loss']:.4f}  {parts}  "
             f"lr {values['learning_rate']:.2e}  grad {values['grad_norm']:.2f}  "
-            f"{values['samples_per_s']:.2f} samples/s  data {100 * values['data_wait']:.0f}%  "
+            f"{values['samples_per_s']:.2f} samples/s  data {100 * values['data_wait']:.1f}%  "
             f"ETA {_duration(left)}{skipped}"
         )
 
