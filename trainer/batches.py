@@ -58,11 +58,11 @@ class EpochOrder:
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         while True:
-            epochs, index = divmod(self._position + self._rank, self._epoch_size)
-            own = self._epoch + epochs, index
-            epochs, self._position = divmod(self._position + self._world, self._epoch_size)
+            epochs, self._position = divmod(self._position, self._epoch_size)
             self._epoch += epochs
-            yield own
+            epochs, index = divmod(self._position + self._rank, self._epoch_size)
+            self._position += self._world
+            yield self._epoch + epochs, index
 
     def state_dict(self) -> dict[str, int]:
         """Seed, epoch, and the samples of it that all ranks together have had."""
