@@ -165,11 +165,17 @@ class Trainer:
     def _watched_step(
         self, batches: Iterator[Batch], signals: StopSignals, watch: PeerWatch | None
     ) -> tuple[dict[str, float | int], bool]:
-        """:meth:`_step`; an error that comes from a rank that is gone says so."""
+        """:meth:`_step`; an error that comes from a rank or a worker that is gone says so."""
         try:
             return self._step(batches, signals)
         except RuntimeError as error:
             missing = watch.missing() if watch is not None else []
+            if not missing and "DataLoader worker" in str(error):
+                newest = self.checkpoints.latest() or "none yet"
+                raise DataError(
+                    f"{error}. This run ends in step {self.step}; newest checkpoint: {newest}. Start again "
+                    "with --resume, with fewer workers if they had too little memory"
+                ) from error
             if not missing:
                 raise
             message = (

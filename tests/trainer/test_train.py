@@ -1,15 +1,17 @@
 """A whole run: data, training, sampling, and what it leaves behind."""
 
 import json
+import os
+import signal
 
 import gemmi
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from megafold.trainer.batches import TrainingData
 from megafold.trainer.checkpoint import load_checkpoint
-from megafold.trainer.errors import CheckpointError, ConfigError
+from megafold.trainer.errors import CheckpointError, ConfigError, DataError
 from megafold.trainer.evaluation import sample_structures
 from megafold.trainer.train import Resume, build_model, run_training
 from tests.trainer.batches import random_batch
@@ -34,6 +36,15 @@ class Entries(Dataset):
         _, place = index
         sample = {name: value[0] for name, value in random_batch(place, 8).items()}
         return sample, {"entry": f"entry{place}"}
+
+
+class Deadly(Entries):
+    """One of its samples has the worker that loads it killed."""
+
+    def __getitem__(self, index):
+        if index == (1, 1) and get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
 
 
 def collate(samples):
@@ -88,6 +99,20 @@ def test_a_folder_with_a_run_is_resumed_or_refused(tmp_path):
     assert states[0]["sampler"] == states[1]["sampler"] == {"seed": 0, "epoch": 0, "position": 4}
     for name, value in states[0]["model"].items():
         assert torch.equal(value, states[1]["model"][name])
+
+
+def test_a_killed_worker_ends_the_run_and_a_resumed_one_goes_on_exactly(tmp_path):
+    settings = {"steps": 8, "checkpoint_every": 2, "sample_count": 0, "worker_start": "fork", "prefetch": 1}
+    whole = run_training(quick_config(**settings), make_data(), tmp_path / "whole", model=FakeModel())
+    data = TrainingData(dataset=Deadly(), collate=collate, identity={"manifest": "ab"})
+    config = quick_config(num_workers=1, **settings)
+    with pytest.raises(DataError, match=r"(?s)DataLoader worker .*ends in step .*Start again with --resume"):
+        run_training(config, data, tmp_path / "cut", model=FakeModel())
+    again = run_training(quick_config(**settings), data, tmp_path / "cut", resume=Resume(), model=FakeModel())
+    assert again.steps == 8
+    expected, found = newest(whole), newest(again)
+    for name, value in expected["model"].items():
+        assert torch.equal(found["model"][name], value)
 
 
 def test_other_data_are_refused(tmp_path):
