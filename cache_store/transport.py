@@ -23,6 +23,12 @@ _EXTRAS: Final = {
 }
 #: No second attempt changes these. (FileNotFoundError is an answer, and passed on.)
 _FINAL: Final = (PermissionError, NotImplementedError, ImportError, TypeError, ValueError, AttributeError)
+#: Whose exceptions, next to those of the system, mean that a request failed. Any other (an alarm's, say, in
+#: whose handler the caller raises) is not this module's.
+_LIBRARIES: Final = frozenset(
+    "adlfs aiobotocore aiohttp asyncio azure botocore concurrent fsspec gcsfs google http requests s3fs "
+    "urllib3".split()
+)
 _FINAL_STATUS: Final = frozenset(range(400, 500)) - {408, 425, 429}
 
 
@@ -130,6 +136,8 @@ class Transport:
             except (FileNotFoundError, RemoteError):
                 raise
             except Exception as error:
+                if not isinstance(error, (OSError, *_FINAL)) and _library(error) not in _LIBRARIES:
+                    raise
                 if isinstance(error, _FINAL) or getattr(error, "status", 0) in _FINAL_STATUS:
                     raise RemoteError(
                         f"{self.place(name)} cannot be {done}: {_told(error)}. Check the URL and the rights."
@@ -196,6 +204,10 @@ def _file(name: str, info: Mapping[str, Any]) -> RemoteFile:
         stamp = stamp.timestamp()
     age = time.time() - stamp if isinstance(stamp, int | float) else None
     return RemoteFile(name, info.get("size"), age)
+
+
+def _library(error: Exception) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def _told(error: Exception) -> str:

@@ -373,6 +373,22 @@ def test_refusals_are_not_tried_again(folder_store: RemoteStore, monkeypatch: py
     assert folder_store.counts.retries == 0
 
 
+def test_a_callers_alarm_is_none_of_the_servers_failures(
+    folder_store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+):
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> bytes:
+        raise Alarm
+
+    fs, _ = folder_store._transport._connection()
+    monkeypatch.setattr(fs, "cat_file", ring)
+    with pytest.raises(Alarm):
+        folder_store.open(ABSENT)
+    assert folder_store.counts.retries == 0
+
+
 def test_waits_grow_are_random_and_bounded():
     policy = RetryPolicy(attempts=8, base_s=1.0, cap_s=10.0)
     for failed, most in ((1, 1.0), (2, 2.0), (4, 8.0), (5, 10.0), (50, 10.0)):
