@@ -1,9 +1,14 @@
 """The real corpus through the whole data path: build, reuse, samples."""
 
+import itertools
+from collections import Counter
+
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
 from megafold.cache_store import LocalStore
+from megafold.pipeline import schema
 from megafold.pipeline.builder.config import BuildConfig, Resources, Sources
 from megafold.pipeline.builder.engine import Build, BuildReport
 from megafold.pipeline.builder.progress import BuildProgress
@@ -16,6 +21,8 @@ from megafold.pipeline.stream import (
     StreamConfig,
     validate_sample,
 )
+from megafold.pipeline.stream.crop import crop_entry
+from megafold.pipeline.stream.random_streams import RandomStreams
 from megafold.pipeline.stream.torch_dataset import RankSampler, StreamDataset
 
 pytestmark = [pytest.mark.corpus, pytest.mark.slow]
@@ -102,3 +109,76 @@ def test_samples_do_not_depend_on_workers_or_a_resume(built):
         sampler=RankSampler(24, SamplerState(seed=11, position=15)),
     )
     assert [fingerprint(sample) for sample in resumed] == alone[15:]
+
+
+def test_crops_of_every_entry_hold_to_every_limit(built):
+    stream = Stream(built[0])
+    atomised, chains_cut = 0, 0
+    for place, row in enumerate(entry_rows(LocalStore.at(built[0]).manifest())):
+        entry = stream.read_entry(row)
+        is_standard = entry.residues["is_standard"][entry.tokens["residue"]].astype(bool)
+        is_polymer = entry.chains["mol_type"][entry.token_chain] != schema.MolType.LIGAND
+        for tokens, per_token in itertools.product(
+            (32, 64, 128, 256, 384, 512, 640, 768), (4, ATOMS_PER_TOKEN)
+        ):
+            config = CropConfig(tokens=tokens, atoms=per_token * tokens)
+            for index in range(3):
+                streams = RandomStreams(index, tokens, place)
+                count = min(index, len(row.chains))
+                interest = streams("test").choice(len(row.chains), count, replace=False).tolist()
+                crop = crop_entry(entry, config, streams, sorted(interest)).tokens
+                assert 1 <= len(crop) <= tokens, row.entry
+                assert entry.tokens["atom_count"][crop].sum() <= per_token * tokens, row.entry
+                assert (np.diff(crop) > 0).all(), row.entry
+                assert len(np.unique(entry.token_chain[crop])) <= 20, row.entry
+                atomised += bool((is_polymer & ~is_standard)[crop].any())
+                chains_cut += len(row.chains) > 20
+    assert atomised > 100
+    assert chains_cut > 100
+
+
+def naive_targets(rows):
+    """AF3 SI 2.5.1, chain by chain: {(row, chains): weight}, and each target's cluster."""
+    alpha = {"protein": 3, "rna": 3, "dna": 3, "ligand": 1}
+    members = {}
+    for place, row in enumerate(rows):
+        names = [
+            chain.cluster or chain.sequence_digest or f"{place} {chain.entity_id}" for chain in row.chains
+        ]
+        resolved = [chain.n_resolved > 0 for chain in row.chains]
+        weights = [alpha[chain.mol_type] for chain in row.chains]
+        for i, name in enumerate(names):
+            if resolved[i]:
+                members.setdefault(name, []).append(((place, i), 0.5 * weights[i]))
+        for pair in row.interfaces:
+            i, j = pair.chain_i, pair.chain_j
+            if resolved[i] and resolved[j]:
+                cluster = pair.cluster or tuple(sorted((names[i], names[j])))
+                members.setdefault(cluster, []).append(((place, i, j), 1.0 * (weights[i] + weights[j])))
+    return {key: weight / len(group) for group in members.values() for key, weight in group}
+
+
+def test_chains_and_interfaces_are_drawn_by_the_supplements_weights(built):
+    stream = Stream(built[0])
+    rows = list(entry_rows(LocalStore.at(built[0]).manifest()))
+    expected = naive_targets(rows)
+    targets = stream.sampler.targets
+    found = {
+        (int(row), int(i), int(j)) if j >= 0 else (int(row), int(i)): float(weight)
+        for row, i, j, weight in zip(
+            targets.row, targets.chain_i, targets.chain_j, targets.weight, strict=True
+        )
+    }
+    assert found == pytest.approx(expected)
+    n_draw = 5000
+    counts = Counter(stream.sampler.draw(0, index).row for index in range(n_draw))
+    total = sum(expected.values())
+    shares = np.zeros(len(rows))
+    for key, weight in expected.items():
+        shares[key[0]] += weight / total
+    wanted = n_draw * shares
+    drawn = np.array([counts[row] for row in range(len(rows))])
+    common = wanted >= 5
+    chi_square = ((drawn - wanted)[common] ** 2 / wanted[common]).sum()
+    assert chi_square < common.sum() + 5 * np.sqrt(2 * common.sum())
+    assert not drawn[wanted == 0].any()
