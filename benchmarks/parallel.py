@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/parallel.py --json parallel.json
     torchrun --nproc-per-node 2 benchmarks/parallel.py --device cpu --lengths 32 --check-length 24
 
-c_z 128, c_s 384, batch 1, dropout on, blocks recomputed in the backward pass. First the shared blocks are
-compared with the serial ones on every rank, in float32 and bfloat16: outputs, gradients of inputs and
+c_z 128, c_s 384, batch 1, dropout on, blocks recomputed in the backward pass. First the shared blocks and
+the serial ones are compared with eager ones, in float32 and bfloat16: outputs, gradients of inputs and
 parameters. Then one rank alone and all together are timed: median milliseconds of a forward and backward
 pass, the same without any transfer (what stays is computation, the difference is exposed communication),
 bytes that a rank sends, and the memory at its peak beyond the inputs. Last, the bandwidth of collectives.
@@ -159,22 +159,28 @@ def shared(stack: PairformerStack, n: int, setting: Setting) -> dict[str, Tensor
     return found
 
 
-def check(n: int, setting: Setting) -> None:
-    """Print how far the shared blocks are from the serial ones, beside how far bfloat16 is from float32."""
+def check(n: int, setting: Setting) -> bool:
+    """Print how far the shared blocks, and the serial ones, are from eager serial ones in float32.
+
+    Returns:
+        Whether sharing makes it no worse.
+    """
     stack = network(setting.device)
-    exact = serial(stack, n, replace(setting, precision=torch.float32))
+    exact = serial(stack, n, replace(setting, precision=torch.float32, backend="eager"))
+    right = True
     for precision in (torch.float32, torch.bfloat16):
         now = replace(setting, precision=precision)
-        reference, found = serial(stack, n, now), shared(stack, n, now)
-        assert reference.keys() == found.keys(), reference.keys() ^ found.keys()
-        off, rounding = distances(found, reference), distances(reference, exact)
-        name = max(off, key=lambda key: off[key])
-        say(
-            f"{precision!s:15s} N = {n}, P = {setting.peers.size}: shared against serial at most "
-            f"{off[name]:.1e} ({name}); serial against float32 at most {max(rounding.values()):.1e}"
-        )
-        limit = 1e-3 if precision == torch.float32 else max(0.05, 2 * max(rounding.values()))
-        assert off[name] < limit, f"{name} is off by {off[name]}, more than {limit}"
+        off = {
+            "serial": distances(serial(stack, n, now), exact),
+            "shared": distances(shared(stack, n, now), exact),
+        }
+        for name, errors in off.items():
+            worst = sorted(errors, key=lambda key: -errors[key])[:3]
+            told = ", ".join(f"{key} {errors[key]:.1e}" for key in worst)
+            say(f"{precision!s:15s} N = {n}, P = {setting.peers.size}, {name}: off by {told}")
+        limit = max(2 * max(off["serial"].values()), 1e-4 if precision == torch.float32 else 0.05)
+        right &= max(off["shared"].values()) < limit
+    return right
 
 
 def distances(values: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
@@ -296,7 +302,7 @@ def main() -> None:
     setting = Setting(device, backend, torch.bfloat16, peers)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     say(f"{peers.size} x {name}, torch {torch.__version__}, back end {backend}")
-    check(arguments.check_length, setting)
+    right = check(arguments.check_length, setting)
     rows = []
     say("ranks  length       ms  without transfers  sent MiB/block  peak GiB")
     for n in arguments.lengths:
@@ -321,6 +327,8 @@ def main() -> None:
             json.dumps(result | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n"
         )
     dist.destroy_process_group()
+    if not right:
+        sys.exit("the shared blocks are further off than the serial ones")
 
 
 if __name__ == "__main__":
