@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from megafold.cache_store.errors import CorruptObject, MissingObject, SwappedObject
+from megafold.cache_store.errors import CorruptObject, MissingObject, RemoteError, SwappedObject
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.stream.check import SampleError
 from megafold.pipeline.stream.config import FailureConfig
@@ -144,6 +144,10 @@ class FailureLog:
                 made = within_budget(
                     lambda: source.sample(index, epoch=epoch, attempt=attempt), self.config.time_budget_s
                 )
+            except RemoteError:
+                # No fault of the sample's. With others in its place, the run would depend on the network; resumed
+                # when the server is back, it does not.
+                raise
             except Exception as error:
                 # What was open or half read when it failed is not trusted.
                 source.forget()
