@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,18 @@ from megafold.pipeline.errors import InputError
     help="Leave conformers and coordinates of a sample unturned: to learn one entry by heart sooner.",
 )
 @click.option("--epoch-size", type=click.IntRange(1), help="Samples an epoch; default: one an entry.")
+@click.option(
+    "--where",
+    default="",
+    metavar="EXPRESSION",
+    help='Train on entries for which it is true, such as "resolution < 4 AND has_msa".',
+)
+@click.option(
+    "--stream",
+    "stream_file",
+    type=click.Path(path_type=Path),
+    help="JSON file of stream settings, on top of those of the options: splits, further caches, ….",
+)
 @click.option("--workers", type=click.IntRange(0), help="Processes that load data; 0: the trainer's own.")
 @click.option("--backend", type=click.Choice(["eager", "compile", "triton"]))
 @click.option("--device", help="auto, cpu, cuda, cuda:1, …")
@@ -76,6 +88,8 @@ def command(
     # With --json, standard output is the summary alone.
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         summary = run_training(config, data, out, resume=chosen)
+    if failed := data.dataset.failures.report():
+        click.echo(failed, err=True)
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=1))
         return
@@ -123,38 +137,50 @@ def _typed(name: str, text: str, kind: type) -> Any:
 def _data(cache: Path | str, values: dict[str, Any]) -> Any:
     import torch
 
-    from megafold.pipeline.stream import (
-        CropConfig,
-        MsaConfig,
-        PadSizes,
-        SamplingConfig,
-        StreamConfig,
-        TemplateConfig,
-    )
+    from megafold.pipeline.stream import PadSizes, open_stream
+    from megafold.pipeline.stream.mixture import merged_settings
     from megafold.pipeline.stream.torch_dataset import StreamDataset, TorchCollate
     from megafold.trainer.batches import TrainingData
 
-    entries = tuple(entry.lower() for entry in values["entries"])
-    stream = StreamConfig(
-        seed=values["seed"],
-        crop=CropConfig(tokens=values["tokens"], atoms=12 * values["tokens"] + 24),
-        msa=MsaConfig(rows=values["msa_rows"]),
-        template=TemplateConfig(count=values["templates"]),
-        augment=not values["no_augment"],
-        sampling=SamplingConfig(
-            weights="uniform" if entries else "af3", entries=entries, epoch_size=values["epoch_size"]
-        ),
-    )
-    dataset = StreamDataset(cache, stream)
-    identity = {"manifest": str(dataset.stream.manifest), "stream": json.loads(json.dumps(asdict(stream)))}
+    entries = [entry.lower() for entry in values["entries"]]
+    settings: dict[str, Any] = {
+        "seed": values["seed"],
+        "crop": {"tokens": values["tokens"], "atoms": 12 * values["tokens"] + 24},
+        "msa": {"rows": values["msa_rows"]},
+        "template": {"count": values["templates"]},
+        "augment": not values["no_augment"],
+        "sampling": {
+            "weights": "uniform" if entries else "af3",
+            "entries": entries,
+            "where": values["where"],
+            "epoch_size": values["epoch_size"],
+        },
+    }
+    stream = open_stream(cache, merged_settings(settings, _stream_settings(values["stream_file"])))
+    dataset = StreamDataset(stream)
+    identity = json.loads(json.dumps(stream.identity()))
     sizes = PadSizes()
     if torch.cuda.is_available() and values["device"] != "cpu":
         # One shape for all batches: kernels are compiled, and memory is laid out, once. A CPU would only
         # compute the padding.
         sizes = PadSizes(
-            tokens=stream.crop.tokens,
-            atoms=stream.crop.atoms,
-            msa=stream.msa.rows,
-            templates=stream.template.count,
+            tokens=max(config.crop.tokens for config in stream.configs),
+            atoms=max(config.crop.atoms for config in stream.configs),
+            msa=max(config.msa.rows for config in stream.configs),
+            templates=max(config.template.count for config in stream.configs),
         )
     return TrainingData(dataset=dataset, collate=TorchCollate(sizes, meta=True), identity=identity)
+
+
+def _stream_settings(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: not a JSON file of stream settings: {error}", reason="stream-setting"
+        ) from error
+    if not isinstance(settings, dict):
+        raise InputError(f"{path}: stream settings are an object", reason="stream-setting")
+    return settings

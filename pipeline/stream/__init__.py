@@ -15,7 +15,7 @@ from megafold.pipeline.stream.config import (
     TemplateConfig,
 )
 from megafold.pipeline.stream.failures import Failure, FailureLog, SampleTimeout, TooManyFailures
-from megafold.pipeline.stream.mixture import MixedStream, Source
+from megafold.pipeline.stream.mixture import MixedStream, Source, open_stream
 from megafold.pipeline.stream.order import SamplerState, find_sampler_state
 from megafold.pipeline.stream.sample import Sample, Stream
 
@@ -40,5 +40,6 @@ __all__ = [
     "TooManyFailures",
     "collate",
     "find_sampler_state",
+    "open_stream",
     "validate_sample",
 ]

@@ -49,6 +49,9 @@ class Replaceable(Protocol):
     def entry_name(self, index: int, *, epoch: int = 0, seed: int | None = None, attempt: int = 0) -> str:
         """The entry that the sample is of."""
 
+    def prepare(self) -> None:
+        """Read what all samples need."""
+
     def forget(self) -> None:
         """Drop what is kept between samples."""
 
@@ -137,6 +140,7 @@ class FailureLog:
         Raises:
             TooManyFailures: the settings allow no more; the message lists what failed.
         """
+        source.prepare()  # what is wrong with this is wrong with every sample
         failed: list[Failure] = []
         for attempt in range(self.config.attempts):
             self._append("tried", b".")

@@ -6,12 +6,13 @@ source alone would give for that index. A source in ``uniform`` mode thus skips 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from megafold.pipeline.errors import InputError
-from megafold.pipeline.stream.config import FailureConfig
+from megafold.pipeline.stream.config import FailureConfig, StreamConfig
 from megafold.pipeline.stream.random_streams import RandomStreams
 from megafold.pipeline.stream.sample import Sample, Stream
 from megafold.pipeline.stream.symmetry import Symmetry
@@ -67,6 +68,12 @@ class MixedStream:
         self.failures = failures or sources[0].stream.failures
         self._epoch_size = epoch_size
         self._edges = np.cumsum(shares) / np.sum(shares)
+        self.prepare()  # settings that do not fit a cache show now
+
+    @property
+    def configs(self) -> tuple[StreamConfig, ...]:
+        """The sources' settings."""
+        return tuple(source.stream.config for source in self.sources)
 
     def __len__(self) -> int:
         """Samples in an epoch."""
@@ -106,6 +113,11 @@ class MixedStream:
             "stream": {"seed": self.seed, "epoch_size": self._epoch_size, "sources": settings},
         }
 
+    def prepare(self) -> None:
+        """As :meth:`Stream.prepare`, for all sources."""
+        for source in self.sources:
+            source.stream.prepare()
+
     def forget(self) -> None:
         """As :meth:`Stream.forget`, for all sources."""
         for source in self.sources:
@@ -113,6 +125,43 @@ class MixedStream:
 
     def _seed(self, seed: int | None) -> int:
         return self.seed if seed is None else seed
+
+
+#: The name of the first cache in a mixture that :func:`open_stream` makes.
+FIRST: Final = "main"
+
+
+def open_stream(cache: Path | str, settings: Mapping[str, Any]) -> Stream | MixedStream:
+    """A stream as a file of settings describes it.
+
+    Args:
+        cache: the cache's folder.
+        settings: of :class:`StreamConfig`; with ``mix`` also ``{name: {"cache": …, "probability": …, …}}``:
+            further caches with their shares of the samples, the first having the rest. Settings within
+            one of them are on top of the first's, for that cache.
+
+    Raises:
+        InputError: a setting is unknown or cannot be used.
+    """
+    first = {name: value for name, value in settings.items() if name != "mix"}
+    config = StreamConfig.from_mapping(first)
+    mix = settings.get("mix", {})
+    if not mix:
+        return Stream(cache, config)
+    sources, rest = [], 1.0
+    for name, values in mix.items():
+        if name == FIRST or not {"cache", "probability"} <= set(values):
+            raise InputError(
+                f"stream settings: mix.{name} needs a cache and a probability, and a name but {FIRST!r}",
+                reason="stream-setting",
+            )
+        changes = {key: value for key, value in values.items() if key not in ("cache", "probability")}
+        own = StreamConfig.from_mapping(merged_settings(first, changes))
+        probability = float(values["probability"])
+        rest -= probability
+        sources.append(Source(name=name, stream=Stream(values["cache"], own), probability=probability))
+    sources.insert(0, Source(name=FIRST, stream=Stream(cache, config), probability=rest))
+    return MixedStream(sources, seed=config.seed, epoch_size=config.sampling.epoch_size)
 
 
 def merged_settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,6 +125,11 @@ class Stream:
         return self.entry(self.sampler.draw(epoch, index, seed, attempt).row).entry
 
     @property
+    def configs(self) -> tuple[StreamConfig, ...]:
+        """The settings, as a mixture has several."""
+        return (self.config,)
+
+    @property
     def failures(self) -> FailureConfig:
         """What becomes of samples that fail."""
         return self.config.failures
@@ -134,6 +139,15 @@ class Stream:
         """What this process keeps between samples: ``objects`` open, ``entries``' tables."""
         state = self._opened()
         return {"objects": state.readers.stats, "entries": state.entries.stats}
+
+    def prepare(self) -> None:
+        """Read what all samples need: the manifest, its filters, the component library.
+
+        Raises:
+            InputError: the settings do not fit the manifest.
+            megafold.cache_store.CacheError: these are missing or damaged.
+        """
+        self._opened()
 
     def forget(self) -> None:
         """Drop all open objects and tables of entries; the manifest and the component library stay."""

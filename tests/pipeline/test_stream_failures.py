@@ -80,6 +80,9 @@ class Source:
     def entry_name(self, index, *, epoch=0, seed=None, attempt=0):
         return f"e{index}"
 
+    def prepare(self):
+        pass
+
     def forget(self):
         self.forgotten += 1
 

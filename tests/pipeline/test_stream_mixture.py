@@ -14,6 +14,7 @@ from megafold.pipeline.stream import (
     Source,
     Stream,
     StreamConfig,
+    open_stream,
 )
 from megafold.pipeline.stream.mixture import merged_settings
 from tests.pipeline import stream_cache as fake
@@ -104,3 +105,24 @@ def test_settings_are_merged():
         "sampling": {"entries": ["b"], "where": "has_msa"},
     }
     assert base["crop"] == {"tokens": 5, "atoms": 60}
+
+
+def test_a_file_of_settings_makes_a_stream_or_a_mixture(caches):
+    settings = {"seed": 5, "crop": {"tokens": 6, "atoms": 60}, "sampling": {"where": "n_token > 3"}}
+    assert isinstance(open_stream(caches[0], settings), Stream)
+    more = {"cache": str(caches[1]), "probability": 0.25, "crop": {"tokens": 4}}
+    stream = open_stream(caches[0], {**settings, "mix": {"more": more}})
+    assert isinstance(stream, MixedStream)
+    assert [(source.name, source.probability) for source in stream.sources] == [
+        ("main", 0.75),
+        ("more", 0.25),
+    ]
+    assert [config.crop.tokens for config in stream.configs] == [6, 4]
+    assert {config.sampling.where for config in stream.configs} == {"n_token > 3"}
+    assert stream.seed == 5
+    with pytest.raises(InputError, match=r'"n_tokens" not found'):
+        open_stream(caches[0], {"mix": {"more": {**more, "sampling": {"where": "n_tokens > 3"}}}})
+    with pytest.raises(InputError, match=r"mix\.more needs a cache and a probability"):
+        open_stream(caches[0], {"mix": {"more": {"cache": "x"}}})
+    with pytest.raises(InputError, match="unknown mixx in stream"):
+        open_stream(caches[0], {"mixx": {}})
