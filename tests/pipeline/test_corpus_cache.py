@@ -140,7 +140,7 @@ def test_crops_of_every_entry_hold_to_every_limit(built):
 def naive_targets(rows):
     """AF3 SI 2.5.1, chain by chain: {(row, chains): weight}, and each target's cluster."""
     alpha = {"protein": 3, "rna": 3, "dna": 3, "ligand": 1}
-    members = {}
+    members: dict = {}
     for place, row in enumerate(rows):
         names = [
             chain.cluster or chain.sequence_digest or f"{place} {chain.entity_id}" for chain in row.chains
