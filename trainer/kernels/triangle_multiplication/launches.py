@@ -19,7 +19,7 @@ PAD: Final = 8
 #: Rows of a matrix that a program prepares.
 _RUN: Final = 8
 #: Rows of the matrices that a program finishes, and how many parts it adds at a time.
-FINISHED: Final = {"ROWS": 2, "BLOCK": 32}
+FINISHED: Final = {"ROWS": 2, "BLOCK": 64}
 #: Columns of the norms' gradients that a program finishes, and how many shares it adds at a time.
 _SUMMED: Final = {"COLUMNS": 16, "BLOCK": 128}
 #: Programs at a time in the interpreter, where there are no multiprocessors to fill.

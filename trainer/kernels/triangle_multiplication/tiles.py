@@ -67,7 +67,7 @@ _HOPPER: Final = Tiles(
     output_gradient=Tile(64, 32, 4, 2, registers=168),
     input_gradient=Tile(64, 64, 4, 2),
     weight_gradient=Tile(64, 32, 4, 3, 3, 168),
-    output_weight_gradient=Tile(64, 64, 4, 3, 3),
+    output_weight_gradient=Tile(64, 64, 4, 4, 2),
 )
 #: (architecture, bytes of the dtype, the larger of Z and C) → tiles.
 _TABLE: Final = {
