@@ -125,10 +125,10 @@ def _make_cache(transport: Transport) -> None:
     try:
         layout.check_header(transport.read(layout.FORMAT_FILE), transport.url)
     except FileNotFoundError:
-        others = transport.files("")
+        others = transport.names()
         if others:
             raise NotACache(
-                f"{transport.url} is not a cache, and not empty ({others[0].name} is in it): "
+                f"{transport.url} is not a cache, and not empty ({others[0]} is in it): "
                 "name a new or empty folder"
             ) from None
         transport.write(layout.FORMAT_FILE, layout.header())

@@ -341,8 +341,8 @@ class RemoteStore(Store):
 
     def _files(self, folder: str) -> list[RemoteFile]:
         found = self._transport.files(folder)
-        if not found and not self._transport.files(""):
-            # The header is there, so a listing of everything that is empty is none.
+        if not found and not self._transport.names():
+            # The header is there, so an empty listing of what is beside it is none.
             raise RemoteError(
                 f"{self.url}: the server lists no folders, which this needs. Training does not; else use a "
                 "server that lists them (S3 does; python -m http.server and nginx's autoindex, too)."

@@ -128,6 +128,18 @@ class Transport:
         except FileNotFoundError:
             return []
 
+    def names(self) -> list[str]:
+        """Names directly below the URL, sorted; none where nothing is there, or the server lists nothing."""
+
+        def listed(fs: Any, root: str) -> list[str]:
+            paths = (str(path).rstrip("/") for path in fs.ls(root, detail=False))
+            return sorted(path.rpartition("/")[2] for path in paths)
+
+        try:
+            return self._retried("", "listed", listed)
+        except FileNotFoundError:
+            return []
+
     def _retried(self, name: str, done: str, operation: Callable[[Any, str], T]) -> T:
         attempts = max(1, self.retries.attempts)
         for failed in range(1, attempts + 1):

@@ -9,7 +9,9 @@ a chunk needs no task at all, and no thread means nothing that a fork could brea
 
 import asyncio
 import contextlib
+import copy
 import io
+import json
 import os
 import struct
 import zipfile
@@ -24,7 +26,10 @@ from zarr import AsyncArray
 from zarr.abc.codec import Codec
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
+from zarr.core.chunk_grids import ChunkGrid
 from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.common import parse_shapelike
+from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.storage import StorePath
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -249,9 +254,34 @@ class SerialArray(AsyncArray[Any]):
     """An array whose chunks a :class:`SerialPipeline` decodes."""
 
     def __init__(self, metadata: Any, store_path: StorePath) -> None:
-        super().__init__(metadata, store_path)
+        super().__init__(parse_metadata(metadata), store_path)
         # Chosen here rather than through zarr's configuration, which other users of zarr share.
         object.__setattr__(self, "codec_pipeline", _pipeline(tuple(self.metadata.codecs)))
+
+
+def parse_metadata(values: dict[str, Any]) -> ArrayV3Metadata:
+    """The metadata of an array, as ``ArrayV3Metadata.from_dict`` reads them.
+
+    That takes longer than reading a small array does, so arrays that differ in their lengths alone share what
+    does not depend on these: dtype, fill value and codecs.
+    """
+    lengths = {name: values[name] for name in ("shape", "chunk_grid")}
+    others = {name: value for name, value in values.items() if name not in lengths}
+    shape = parse_shapelike(lengths["shape"])
+    grid = ChunkGrid.from_dict(lengths["chunk_grid"])
+    if len(getattr(grid, "chunk_shape", ())) != len(shape):
+        raise ValueError(f"chunks {lengths['chunk_grid']} do not fit shape {shape}")
+    metadata = copy.copy(_unit_metadata(json.dumps(others, sort_keys=True), len(shape)))
+    object.__setattr__(metadata, "shape", shape)
+    object.__setattr__(metadata, "chunk_grid", grid)
+    return metadata
+
+
+@lru_cache(maxsize=256)
+def _unit_metadata(others: str, axes: int) -> ArrayV3Metadata:
+    """Metadata with lengths of 1 along all axes."""
+    grid = {"name": "regular", "configuration": {"chunk_shape": [1] * axes}}
+    return ArrayV3Metadata.from_dict({**json.loads(others), "shape": [1] * axes, "chunk_grid": grid})
 
 
 @lru_cache(maxsize=64)

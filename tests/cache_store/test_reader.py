@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from megafold.cache_store import (
     Content,
@@ -21,7 +22,7 @@ from megafold.cache_store import (
     read_many,
 )
 from megafold.cache_store.reader import run
-from megafold.cache_store.zarr_file import SerialPipeline
+from megafold.cache_store.zarr_file import SerialPipeline, parse_metadata
 from tests.cache_store.store_conformance import flip
 
 
@@ -123,6 +124,16 @@ def test_metadata(reader: ObjectReader, content: Content):
     assert reader.dtypes["scalar"] == np.dtype(bool)
     assert reader.chunks["cube"] == (5, 4, 4)
     assert str(reader.path) in repr(reader)
+
+
+def test_metadata_are_those_that_zarr_reads(reader: ObjectReader):
+    for values in reader._open().metadata.values():
+        # Twice: the second time, what does not depend on lengths is known.
+        assert parse_metadata(values) == parse_metadata(values) == ArrayV3Metadata.from_dict(values)
+        longer = {**values, "shape": [length + 3 for length in values["shape"]]}
+        assert parse_metadata(longer).to_dict() == ArrayV3Metadata.from_dict(longer).to_dict()
+        with pytest.raises(ValueError):
+            parse_metadata({**values, "shape": [*values["shape"], 2]})
 
 
 def test_a_closed_reader_is_closed(store: LocalStore, content: Content):

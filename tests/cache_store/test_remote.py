@@ -1,14 +1,16 @@
 """A cache behind a URL: what every store does, and what servers, disks and networks do to it."""
 
 import errno
+import multiprocessing
 import pickle
 import random
 import shutil
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -403,6 +405,8 @@ def test_waits_grow_are_random_and_bounded():
 
 def test_a_server_that_lists_nothing_says_so(folder_store: RemoteStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(folder_store._transport, "files", lambda folder: [])
+    assert list(folder_store.digests()) == []  # nothing there is no error where something else is
+    monkeypatch.setattr(folder_store._transport, "names", lambda: [])
     with pytest.raises(RemoteError, match="lists no folders"):
         list(folder_store.digests())
 
@@ -569,6 +573,42 @@ def test_the_environment_says_where_copies_go(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv("MEGAFOLD_REMOTE_CACHE_BYTES", text)
         with pytest.raises(RemoteError, match="bytes"):
             ReadThrough.from_environment()
+
+
+def read_all(url: str, copies: Path, limit: int, digests: list[Digest], seed: int) -> int:
+    """Read every object a few times in an order of one's own; returns how many were fetched."""
+    store = RemoteStore.at(url, copies=ReadThrough(copies, limit))
+    for digest in random.Random(seed).choices(digests, k=4 * len(digests)):
+        with store.open(digest) as reader:
+            assert reader.read_all().digest() == digest
+    return store.counts.downloads
+
+
+def test_processes_share_the_copies_whoever_is_killed(tmp_path: Path):
+    source, digests = filled(tmp_path / "source", 12)
+    copies, limit = tmp_path / "copies", 105_000
+    spawn = multiprocessing.get_context("spawn")
+    arguments = (source.path.as_uri(), copies, limit, digests * 100)
+    victim = spawn.Process(target=read_all, args=(*arguments, 0))
+    victim.start()
+    try:
+        while not list(copies.rglob("*.zip")):
+            assert victim.is_alive()
+            time.sleep(0.01)
+        with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+            tasks = [pool.submit(read_all, *arguments[:3], digests, seed) for seed in (1, 2, 3, 4)]
+            tasks[0].result()
+            victim.kill()
+            assert all(task.result() > 0 for task in tasks)
+    finally:
+        victim.kill()
+        victim.join()
+    kept = list(copies.rglob("*.zip"))
+    assert kept
+    for path in kept:
+        digest = Digest(path.name.split(".")[0])
+        assert path.read_bytes() == source.object_path(digest).read_bytes()
+    assert sum(path.stat().st_size for path in kept) <= limit + 3 * limit // 64 + 25_000
 
 
 def test_threads_fetch_an_object_once(
