@@ -49,7 +49,7 @@ def results(run, block: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def test_block_agrees_with_the_reference():
-    block, inputs = make_block(), make_inputs(5)
+    block, inputs = make_block(), make_inputs(4)
     expected = results(block, block, inputs)
     with ops.use_backend("triton"):
         ours = results(block, block, inputs)
@@ -58,14 +58,25 @@ def test_block_agrees_with_the_reference():
 
 
 def test_block_is_one_graph_under_compile():
-    block, inputs = make_block(), make_inputs(4)
+    # Forward alone, for the time it takes here; each operator's own checks compile its backward too.
+    block, inputs = make_block(), make_inputs(3)
+    torch._dynamo.reset()
+    with ops.use_backend("triton"), torch.no_grad():
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager", dynamic=False)
+        for value, right in zip(compiled(*inputs), block(*inputs), strict=True):
+            torch.testing.assert_close(value, right, rtol=1e-5, atol=1e-5)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_compiled_block_has_the_gradients_of_the_block():
+    block, inputs = make_block(), make_inputs(70)
     torch._dynamo.reset()
     with ops.use_backend("triton"):
-        compiled = torch.compile(block, fullgraph=True, backend="aot_eager", dynamic=False)
-        ours = results(compiled, block, inputs)
+        ours = results(torch.compile(block, fullgraph=True, dynamic=False), block, inputs)
         expected = results(block, block, inputs)
     for value, right in zip(ours, expected, strict=True):
-        torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4 * right.abs().max().item() + 1e-6)
+        torch.testing.assert_close(value, right, rtol=1e-3, atol=1e-3 * right.abs().max().item() + 1e-6)
 
 
 @needs_gpu

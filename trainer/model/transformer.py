@@ -68,6 +68,8 @@ class AttentionPairBias(nn.Module):
         self.norm = LayerNorm(c_a) if c_s is None else AdaLN(c_a, c_s)
         self.linear_q = Linear(c_a, c_a, bias=True)
         self.linear_kv = Linear(c_a, 2 * c_a)
+        # Of keys, values and gates, which have none; kept, for making it anew would be a launch each time.
+        self.register_buffer("no_offset", torch.zeros(3 * c_a), persistent=False)
         self.bias = NormLinear(c_z, n_head)
         self.linear_gate = Linear(c_a, c_a, init="gate")
         self.linear_out = Linear(c_a, c_a, init="final" if c_s is None else "default")
@@ -91,8 +93,7 @@ class AttentionPairBias(nn.Module):
     def _projections(self, a: Tensor, s: Tensor | None) -> Tensor:
         """q, k, v and gate [B, S, N, 4·C_a]: one product instead of three."""
         weight = torch.cat([self.linear_q.weight, self.linear_kv.weight, self.linear_gate.weight])
-        # Queries alone have an offset.
-        offset = F.pad(self.linear_q.bias, (0, len(weight) - len(self.linear_q.bias)))
+        offset = torch.cat([self.linear_q.bias, self.get_buffer("no_offset")])
         if s is not None:
             return F.linear(self.norm(a, s), weight, offset)
         assert isinstance(self.norm, LayerNorm)
