@@ -1,0 +1,138 @@
+"""Adapters: names, dtypes and axes against recorded schemas, values against what a sample says."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megafold.pipeline.schema import RESTYPES
+from megafold.pipeline.stream.adapters import (
+    to_alphafold3_pytorch,
+    to_alphafold3_pytorch_batch,
+    to_boltz,
+    to_boltz_batch,
+    to_openfold3,
+    to_openfold3_batch,
+    to_protenix,
+)
+from megafold.pipeline.stream.adapters.arrays import backbone_neighbours, template_pairs
+from tests.pipeline.adapter_samples import hand_made_sample
+
+_SCHEMAS = Path(__file__).parent / "adapter_schemas"
+
+
+@pytest.fixture
+def features():
+    return hand_made_sample()
+
+
+def _flat(arrays, prefix=""):
+    found = {}
+    for name, value in arrays.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _adapted(peer, features):
+    if peer == "alphafold3_pytorch":
+        return to_alphafold3_pytorch(features, resolution=2.0)
+    if peer == "boltz":
+        return to_boltz(features, paired_rows=1)
+    if peer == "openfold3":
+        return _flat(to_openfold3(features, paired_rows=1))
+    inputs, labels = to_protenix(features, resolution=2.0)
+    return inputs | labels
+
+
+@pytest.mark.parametrize("peer", ["alphafold3_pytorch", "boltz", "openfold3", "protenix"])
+def test_names_dtypes_and_axes_are_those_of_the_package(peer, features):
+    recorded = json.loads((_SCHEMAS / f"{peer}.json").read_text())
+    adapted = _adapted(peer, features)
+    for name, (dtype, n_axis) in recorded["features"].items():
+        assert name in adapted, f"{peer} wants {name}"
+        assert adapted[name].ndim == n_axis, name
+        assert str(adapted[name].dtype) == dtype, name
+    assert set(adapted) == set(recorded["features"]), "the adapter gives what is not recorded"
+
+
+def test_classes_keep_their_names_in_boltz_and_alphafold3_pytorch(features):
+    features["restype"] = np.array([23, 27, 20], np.int32)
+    boltz = ["<pad>", "-", *RESTYPES[:21], "A", "G", "C", "U", "N", "DA", "DG", "DC", "DT", "DN"]
+    lucid = [*RESTYPES[:21], "A", "C", "G", "U", "N", "DA", "DC", "DG", "DT", "DN", "-"]
+    names = [RESTYPES[value] for value in features["restype"]]
+    chosen = to_boltz(features)["res_type"].argmax(-1)
+    assert [boltz[value] for value in chosen] == names
+    ids = to_alphafold3_pytorch(features)["molecule_ids"]
+    assert ids[-1] == 32  # the ion
+    assert [lucid[value] for value in ids[:-1]] == names[:-1]
+
+
+def test_unresolved_atoms_are_marked_as_each_package_does(features):
+    lucid = to_alphafold3_pytorch(features)
+    unresolved = np.flatnonzero(~features["coords_mask"])
+    assert lucid["missing_atom_mask"].nonzero()[0].tolist() == unresolved.tolist()
+    assert not np.isin(lucid["distogram_atom_indices"], unresolved).any()
+    boltz = to_boltz(features)
+    assert boltz["token_disto_mask"].tolist() == features["coords_mask"][features["rep_atom"]].tolist()
+    assert len(boltz["ref_pos"]) % 32 == 0
+    assert boltz["atom_pad_mask"].sum() == len(features["ref_pos"])
+
+
+def test_windows_hold_the_pairs_of_the_reference_formula(features):
+    window = 4
+    pairs = to_alphafold3_pytorch(features, atoms_per_window=window)["atompair_inputs"]
+    position, space = features["ref_pos"], features["ref_space_uid"]
+    n_atom = len(position)
+    for block, row, column in np.ndindex(pairs.shape[:3]):
+        i, j = block * window + row, (block - 1) * window + column
+        expected = np.zeros(5)
+        if 0 <= i < n_atom and 0 <= j < n_atom and space[i] == space[j]:
+            offset = position[i] - position[j]
+            expected = np.array([*offset, 1 / (1 + offset @ offset), 1])
+        np.testing.assert_allclose(pairs[block, row, column], expected, rtol=1e-6)
+
+
+def test_template_vectors_point_from_ca_to_ca_in_the_frame(features):
+    distogram, vector = template_pairs(features)
+    _, ca, c = np.moveaxis(features["template_backbone_frame"][0].astype(np.float64), 1, 0)
+    x = (c[0] - ca[0]) / np.linalg.norm(c[0] - ca[0])
+    towards = (ca[1] - ca[0]) / np.linalg.norm(ca[1] - ca[0])
+    np.testing.assert_allclose(vector[0, 0, 1, 0], x @ towards, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(vector[0, 0, 1]), 1, atol=1e-6)
+    beta = features["template_pseudo_beta"][0].astype(np.float64)
+    place = int((np.linalg.norm(beta[0] - beta[1]) - 3.25) // 1.25)
+    assert distogram[0, 0, 1].argmax() == place
+    assert not vector[0, :, -1].any()  # the ion has no template
+
+
+def test_neighbours_are_whole_residues_in_one_chain(features):
+    found = backbone_neighbours(features)
+    assert found[0, 1]
+    assert found[1, 0]
+    assert found.sum() == 2
+
+
+def test_batches_pad_at_the_end(features):
+    small = {name: value.copy() for name, value in features.items()}
+    for to_one, to_batch in (
+        (to_boltz, to_boltz_batch),
+        (to_alphafold3_pytorch, to_alphafold3_pytorch_batch),
+    ):
+        batch = to_batch([to_one(small), to_one(features)])
+        assert all(len(value) == 2 for value in batch.values())
+    nested = to_openfold3_batch([to_openfold3(small), to_openfold3(features)])
+    assert nested["ground_truth"]["atom_positions"].shape[0] == 2
+    assert nested["loss_weights"]["mse"].shape == (2,)
+
+
+def test_protenix_bonds_the_polymer_atom_nearest_to_the_ligand(features):
+    features["token_bonds"][1, 2] = features["token_bonds"][2, 1] = True
+    inputs, _ = to_protenix(features)
+    ion = features["token_atom_start"][2]
+    one, other = np.argwhere(inputs["bond_mask"])[0]
+    assert {int(one), int(other)} == {int(ion), int(features["token_atom_start"][1]) + 1}
+    assert inputs["bond_mask"].sum() == 2
