@@ -192,10 +192,12 @@ def _connect(url: str, protocol: str, options: Mapping[str, Any], shown: str) ->
 
 
 def _defaults(protocol: str) -> dict[str, Any]:
-    """Settings without which a silent server holds a reader up for many minutes."""
+    """Settings without which a silent server holds a reader up for minutes, and a file takes two trips."""
     if protocol in ("s3", "s3a"):
         retries = {"total_max_attempts": 1, "mode": "standard"}
-        return {"config_kwargs": {"retries": retries, "connect_timeout": 15, "read_timeout": 60}}
+        config = {"retries": retries, "connect_timeout": 15, "read_timeout": 60}
+        # With more at once, s3fs asks for a file's length before it asks for the file: two trips, not one.
+        return {"config_kwargs": config, "max_concurrency": 1}
     if protocol in ("http", "https"):
         try:
             from aiohttp import ClientTimeout
