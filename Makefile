@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO ?= demo
 # Waiting threads soon sleep instead of spinning: tests and loaders run several processes on the same cores.
 export GOMP_SPINCOUNT ?= 2000
-.PHONY: help env demo test test-quick check format docs clean
+.PHONY: help env demo test test-quick test-adapters check format docs clean
 
 help:  ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,9 @@ test: env check  ## Linters, types, import directions, tests
 
 test-quick: env  ## The tests without the slow ones
 	$(BIN)/python -m pytest -q -m 'not slow'
+
+test-adapters: env  ## Train the peers' real models on our samples; an environment for each
+	$(BIN)/python tests/adapters/prove.py
 
 check: env  ## Linters, types and import directions alone
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """A training loop in plain PyTorch on a cache: ``python examples/train_plain.py CACHE``.
 
-The network here is a placeholder of forty parameters' worth of ideas: put your own in its place. What it
-shows is the data: samples in the same order on any number of ranks and workers, resumed where it stopped.
+The network is tiny: put your own in its place. What this shows is the data: samples in the same order on any
+number of ranks and workers, resumed where it stopped.
 """
 
 import argparse

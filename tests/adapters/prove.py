@@ -1,0 +1,97 @@
+"""Train each peer's real model on samples of the corpus: ``python tests/adapters/prove.py [PEER …]``.
+
+Makes an environment for each peer under ``.adapters/``, a cache of a few corpus entries, and runs the
+adapter's example there. Fails unless the loss is finite and falls over 20 steps.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / ".adapters"
+PEERS = json.loads((Path(__file__).parent / "environments.json").read_text())
+ENTRIES = ("1cbs", "1bna", "1crn", "1pfe", "1ay7", "1lcd", "2hhb", "6ydw", "1fix", "209d-assembly1")
+#: What reading a cache takes, without building one.
+STREAM = "zarr numcodecs pyarrow filelock gemmi msgpack zstandard fsspec"
+STEPS = 20
+
+
+def environment(peer: str) -> Path:
+    """Python of the peer's environment, made if it is not there."""
+    folder = WORK / peer
+    python, done = folder / "bin" / "python", folder / "complete"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "torch==2.13.0"], check=True)
+        subprocess.run([*pip, "--no-deps", PEERS[peer]["package"]], check=True)
+        subprocess.run([*pip, *PEERS[peer]["needs"].split(), *STREAM.split()], check=True)
+        done.touch()
+    return python
+
+
+def cache() -> Path:
+    """A cache of ENTRIES."""
+    corpus = Path(os.environ.get("MEGAFOLD_CORPUS", ROOT.parent / "shared" / "corpus"))
+    if not (corpus / "structures").is_dir():
+        sys.exit(f"needs the real corpus: no structures/ in {corpus}; set MEGAFOLD_CORPUS to its folder")
+    target, chosen = WORK / "cache", WORK / "structures"
+    chosen.mkdir(parents=True, exist_ok=True)
+    for entry in ENTRIES:
+        link = chosen / f"{entry}.cif.gz"
+        link.unlink(missing_ok=True)
+        link.symlink_to(corpus / "structures" / link.name)
+    command = [
+        sys.executable,
+        "-m",
+        "megafold",
+        "cache",
+        "build",
+        chosen,
+        target,
+        "--quiet",
+        "--workers",
+        "0",
+    ]
+    command += ["--alignments", corpus / "alignments", "--template-structures", corpus / "structures"]
+    subprocess.run(command, check=True, cwd=ROOT)
+    return target
+
+
+def prove(peer: str, data: Path) -> str:
+    """Run the peer's example; what is wrong, or nothing."""
+    script = [ROOT / "examples" / f"adapter_{peer}.py", data, "--steps", str(STEPS)]
+    if peer == "alphafold3_pytorch":
+        script.insert(0, Path(__file__).parent / "without_web_app.py")
+    run = subprocess.run(
+        [environment(peer), *script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    losses = [float(value) for value in re.findall(r"^step \d+ loss (\S+)$", run.stdout, re.MULTILINE)]
+    if run.returncode or len(losses) != STEPS:
+        return f"stopped after {len(losses)} steps: {run.stderr.strip()[-2000:]}"
+    print(f"{peer}: {PEERS[peer]['package']}, loss {losses[0]:.4f} to {losses[-1]:.4f} in {STEPS} steps")
+    if not all(math.isfinite(loss) for loss in losses):
+        return f"a loss is not finite: {losses}"
+    return "" if losses[-1] < losses[0] else f"the loss does not fall: {losses}"
+
+
+def main() -> None:
+    """Prove the peers named, or all."""
+    data = cache()
+    wrong = {peer: prove(peer, data) for peer in sys.argv[1:] or PEERS}
+    wrong = {peer: reason for peer, reason in wrong.items() if reason}
+    for peer, reason in wrong.items():
+        print(f"{peer}: {reason}", file=sys.stderr)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
