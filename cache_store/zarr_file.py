@@ -280,7 +280,7 @@ def parse_metadata(values: dict[str, Any]) -> ArrayV3Metadata:
 @lru_cache(maxsize=256)
 def _unit_metadata(others: str, axes: int) -> ArrayV3Metadata:
     """Metadata with lengths of 1 along all axes."""
-    grid = {"name": "regular", "configuration": {"chunk_shape": [1] * axes}}
+    grid: Any = {"name": "regular", "configuration": {"chunk_shape": [1] * axes}}
     return ArrayV3Metadata.from_dict({**json.loads(others), "shape": [1] * axes, "chunk_grid": grid})
 
 

@@ -98,7 +98,7 @@ def _stream(cache: Path | str, entry: str, values: dict[str, Any]) -> Any:
             f"`megafold cache ls {cache}` lists its {len(known)} entries"
         )
     method = values["method"]
-    chances = {} if method is None else {name: float(name == method) for name in _METHODS}
+    chances: dict[str, Any] = {} if method is None else {name: float(name == method) for name in _METHODS}
     config = StreamConfig(
         seed=values["seed"],
         crop=CropConfig(tokens=values["tokens"], atoms=12 * values["tokens"] + 24, **chances),

@@ -88,7 +88,7 @@ def draw_view(
     axes.set_aspect("equal")
     axes.grid(alpha=0.2)
     axes.set_axisbelow(True)
-    mask = np.isfinite(points).all(axis=1)
+    mask = np.asarray(np.isfinite(points).all(axis=1))
     if not mask.any():
         axes.text(0.5, 0.5, "no resolved atoms", ha="center", va="center", transform=axes.transAxes)
         return
