@@ -102,7 +102,8 @@ def draw_view(
     for own, size, edge in ((mask & ~is_ligand, 3.0, 0.0), (mask & is_ligand, 15.0, 0.4)):
         order = np.flatnonzero(own)[np.argsort(depth[own], kind="stable")]
         axes.scatter(
-            *points[order, :2].T,
+            points[order, 0],
+            points[order, 1],
             s=size,
             c=shaded[order],
             linewidths=edge,
