@@ -5,8 +5,8 @@
 c_z 128, c_s 384, bfloat16 autocast, dropout on, batch 1. "triton graphed": the forward and the backward of
 our block are each one CUDA graph, which takes the host's part away. The rival is `PairformerLayer` of the
 published package `boltz` (2.2.1): as it is, compiled, and with cuEquivariance's kernels. Prints for each the
-median milliseconds, the memory that a step needs at its peak beyond its inputs and their gradients, and how many GPU
-kernels a step launches; then the ratios of our back end `triton` to the others.
+median milliseconds, the memory that a step needs at its peak beyond its inputs and their gradients, and how
+many GPU kernels a step launches; then the ratios of our back end `triton` to the others.
 """
 
 import argparse

@@ -150,8 +150,8 @@ class FailureLog:
                     lambda: source.sample(index, epoch=epoch, attempt=attempt), self.config.time_budget_s
                 )
             except RemoteError:
-                # No fault of the sample's. With another in its place, the run would depend on the network; ended
-                # here and resumed when the server is back, it does not.
+                # No fault of the sample's. With another in its place, the run would depend on the network;
+                # ended here and resumed when the server is back, it does not.
                 raise
             except Exception as error:
                 # What was open or half read when it failed is not trusted.

@@ -27,7 +27,7 @@ def environment(peer: str) -> Path:
     python, done = folder / "bin" / "python", folder / "complete"
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip = [python, "-m", "pip", "install", "--quiet"]
+        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, "torch==2.13.0"], check=True)
         subprocess.run([*pip, "--no-deps", PEERS[peer]["package"]], check=True)
         subprocess.run([*pip, *PEERS[peer]["needs"].split(), *STREAM.split()], check=True)
@@ -46,18 +46,8 @@ def cache() -> Path:
         link = chosen / f"{entry}.cif.gz"
         link.unlink(missing_ok=True)
         link.symlink_to(corpus / "structures" / link.name)
-    command = [
-        sys.executable,
-        "-m",
-        "megafold",
-        "cache",
-        "build",
-        chosen,
-        target,
-        "--quiet",
-        "--workers",
-        "0",
-    ]
+    command: list[str | Path] = [sys.executable, "-m", "megafold", "cache", "build", chosen, target]
+    command += ["--quiet", "--workers", "0"]
     command += ["--alignments", corpus / "alignments", "--template-structures", corpus / "structures"]
     subprocess.run(command, check=True, cwd=ROOT)
     return target
@@ -65,7 +55,7 @@ def cache() -> Path:
 
 def prove(peer: str, data: Path) -> str:
     """Run the peer's example; what is wrong, or nothing."""
-    script = [ROOT / "examples" / f"adapter_{peer}.py", data, "--steps", str(STEPS)]
+    script: list[str | Path] = [ROOT / "examples" / f"adapter_{peer}.py", data, "--steps", str(STEPS)]
     if peer == "alphafold3_pytorch":
         script.insert(0, Path(__file__).parent / "without_web_app.py")
     run = subprocess.run(

@@ -28,7 +28,7 @@ def features():
 
 
 def _flat(arrays, prefix=""):
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for name, value in arrays.items():
         if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{name}.")

@@ -117,6 +117,7 @@ def padded_stack(samples: Sequence[Mapping[str, NDArray[Any]]], pad: Mapping[str
         shape = np.max([value.shape for value in values], axis=0).astype(int)
         stacked = np.full((len(values), *shape), pad.get(name, 0), values[0].dtype)
         for place, value in enumerate(values):
-            stacked[(place, *(slice(length) for length in value.shape))] = value
+            inside: tuple[int | slice, ...] = (place, *(slice(length) for length in value.shape))
+            stacked[inside] = value
         batch[name] = stacked
     return batch
