@@ -110,7 +110,7 @@ def assert_as_exact_as_eager(case: Case) -> None:
         # The floor: one rounding of the result, which eager is free of where it is exact by chance. On a CPU
         # eager's own error in float32 moves by more with the number of threads, which orders its sums.
         interpreted_wide = value.device.type == "cpu" and value.dtype == torch.float32
-        floor = torch.finfo(value.dtype).eps * (1 if interpreted_wide else 0.25)
+        floor = torch.finfo(value.dtype).eps * (1.5 if interpreted_wide else 0.25)
         assert relative(value, exact[name]) <= factor * max(relative(eager[name], exact[name]), floor), name
 
 
