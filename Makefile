@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
+# Test files that run at the same time.
+JOBS ?= 2
 # Waiting threads soon sleep instead of spinning: tests and loaders run several processes on the same cores.
 export GOMP_SPINCOUNT ?= 2000
 .PHONY: help env demo test test-quick test-adapters check format docs clean
@@ -23,7 +25,7 @@ demo: env  ## Sample corpus, build, verify, stream, train; pictures in demo/
 	$(BIN)/python -m megafold.demo $(DEMO)
 
 test: env check  ## Linters, types, import directions, tests
-	$(BIN)/python -m pytest -q --durations=15
+	$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile --durations=15
 
 test-quick: env  ## The tests without the slow ones
 	$(BIN)/python -m pytest -q -m 'not slow'
