@@ -41,7 +41,7 @@ class TrainConfig:
         device: ``auto`` (CUDA or ROCm where there is one, else the CPU) or a torch device.
         backend: implementation of the hot operators; parameters and results do not depend on it.
         precision: ``bf16`` (autocast; parameters, losses and optimizer stay float32) or ``fp32``.
-        deterministic: ask torch for deterministic kernels, where it has them, on GPUs.
+        deterministic: ask torch for deterministic kernels, where it has them, on GPUs; CPUs always have them.
         seed: of the initial weights, the noise and everything else random on the trainer's side.
         peer_timeout_s: seconds without a sign of life after which a rank is taken for dead, and the job ends.
         max_skipped_in_a_row: give up after so many steps whose loss or gradient was not finite.

@@ -129,8 +129,9 @@ class Trainer:
             DataError: there are no data, or a batch lacks a feature.
         """
         config = self.config
-        if self.device.type == "cuda":
-            torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
+        # On a CPU several threads add an indexed tensor's gradients in the order in which they come, and
+        # adding them in one order costs little: a run repeats itself there without being asked to.
+        torch.use_deterministic_algorithms(config.deterministic or self.device.type == "cpu", warn_only=True)
         self.model.train()
         stopped = False
         values: dict[str, float | int] = {}
