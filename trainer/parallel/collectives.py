@@ -267,13 +267,18 @@ def join(pieces: Tensor, axis: int) -> Tensor:
     return pieces.movedim(0, axis).flatten(axis, axis + 1)
 
 
+def _gathered(x: Tensor, peers: Peers, name: str) -> Tensor:
+    """[...] → [P, ...], for a function that has a backward of its own."""
+    transfer = _Transfer(peers, name)
+    transfer.begin_gather(x)
+    return transfer.end()
+
+
 class _GatherOperand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, peers: Peers, name: str) -> Tensor:
         ctx.peers, ctx.name = peers, name
-        transfer = _Transfer(peers, name)
-        transfer.begin_gather(x)
-        return transfer.end()
+        return _gathered(x, peers, name)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -296,9 +301,7 @@ class _SumScatter(torch.autograd.Function):
             own = gradient.new_zeros((ctx.peers.size, *gradient.shape))
             own[ctx.peers.rank] = gradient
             return own, None, None
-        transfer = _Transfer(ctx.peers, ctx.name)
-        transfer.begin_gather(gradient)
-        return transfer.end(), None, None
+        return _gathered(gradient, ctx.peers, ctx.name), None, None
 
 
 def gather_operand(x: Tensor, peers: Peers, name: str) -> Tensor:
@@ -333,9 +336,7 @@ class _GatherAlike(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, peers: Peers, name: str) -> Tensor:
         ctx.peers, ctx.name = peers, name
-        transfer = _Transfer(peers, name)
-        transfer.begin_gather(x)
-        return transfer.end()
+        return _gathered(x, peers, name)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
