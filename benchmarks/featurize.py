@@ -27,7 +27,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
-from rival import Rival, RivalSample
+from rival import Rival, RivalSample, pin
 
 from megafold.cache_store import Content
 from megafold.pipeline.alignments import AlignmentIndex
@@ -94,15 +94,6 @@ def alignments(entry: str, structure: Content, index: AlignmentIndex | None) -> 
 
 def slower(first: OurTime, second: OurTime) -> OurTime:
     return first if first.wall_s >= second.wall_s else second
-
-
-def pin(cpu: int | None) -> int | None:
-    """Keep this process and those it starts on one core, where the system can."""
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    chosen = max(os.sched_getaffinity(0)) if cpu is None else cpu
-    os.sched_setaffinity(0, {chosen})
-    return chosen
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -23,6 +23,15 @@ START_WITHIN_S = 300.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
+def pin(cpu: int | None) -> int | None:
+    """Keep this process and those it starts on one core, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    chosen = max(os.sched_getaffinity(0)) if cpu is None else cpu
+    os.sched_setaffinity(0, {chosen})
+    return chosen
+
+
 @dataclass(frozen=True, kw_only=True)
 class RivalSample:
     """What one sample took, in seconds; ``error`` says why there is none, '' for none."""

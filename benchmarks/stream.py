@@ -27,7 +27,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
-from rival import Rival
+from rival import Rival, pin
 
 from megafold.pipeline.corpus import discover
 from megafold.pipeline.errors import InputError
@@ -44,15 +44,6 @@ from megafold.pipeline.stream.measure import SampleCost, measure_sample, residen
 
 ANY_DAYS = 100_000
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
-
-
-def pin(cpu: int | None) -> int | None:
-    """Keep this process and those it starts on one core, where the system can."""
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    chosen = max(os.sched_getaffinity(0)) if cpu is None else cpu
-    os.sched_setaffinity(0, {chosen})
-    return chosen
 
 
 def config_of(args: argparse.Namespace, entries: tuple[str, ...]) -> StreamConfig:
