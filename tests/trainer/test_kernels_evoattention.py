@@ -1,8 +1,5 @@
 """EvoFlash-3D without a GPU: its numbers in Triton's interpreter, its code for each architecture."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import triton
 from megafold.trainer import ops
 from megafold.trainer.kernels.evoattention import kernel, operator
 from megafold.trainer.kernels.evoattention.tiles import Tile, known_tiles, tiles
+from tests.trainer.kernels_interpreter import check_in_interpreter
 from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_for
 
 CHECKS = Path(__file__).with_name("kernels_evoattention.py")
@@ -26,17 +24,7 @@ KERNELS = {
 
 
 def test_numbers_in_the_interpreter():
-    # Triton reads the setting when it is imported, so the checks need a process of their own.
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--durations=8", str(CHECKS)],
-        cwd=CHECKS.parents[2],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout[-6000:])
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    check_in_interpreter(CHECKS)
 
 
 def compiled(target: str, name: str, tile: Tile, dtype: str, channels: int, even: bool):

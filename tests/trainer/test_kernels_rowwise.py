@@ -1,8 +1,5 @@
 """The row-wise kernels without a GPU: numbers in Triton's interpreter, code for each architecture."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from megafold.trainer.kernels.layernorm_linear import kernel as layernorm_linear
 from megafold.trainer.kernels.layernorm_linear import tiles as layernorm_linear_tiles
 from megafold.trainer.kernels.transition import kernel as transition
 from megafold.trainer.kernels.transition.tiles import known_tiles
+from tests.trainer.kernels_interpreter import check_in_interpreter
 from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_for
 
 CHECKS = Path(__file__).with_name("kernels_rowwise.py")
@@ -28,17 +26,7 @@ compiles = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INT
 
 
 def test_numbers_in_the_interpreter():
-    # Triton reads the setting when it is imported, so the checks need a process of their own.
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--durations=8", str(CHECKS)],
-        cwd=CHECKS.parents[2],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout[-6000:])
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    check_in_interpreter(CHECKS)
 
 
 def compile_kernel(

@@ -1,8 +1,5 @@
 """Fused triangle attention without a GPU: its numbers in the interpreter, its code for each architecture."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from megafold.trainer.kernels.dropout_add import kernel as dropout_kernel
 from megafold.trainer.kernels.gated_output import kernel as gated
 from megafold.trainer.kernels.gated_output.tiles import tile_of
 from megafold.trainer.kernels.triangle_attention import kernel, operator
+from tests.trainer.kernels_interpreter import check_in_interpreter
 from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_for
 
 CHECKS = [
@@ -40,16 +38,7 @@ NARROW = ("z", "weight", "projected", "bias", "dprojected", "dout", "dz", "x", "
 
 
 def test_numbers_in_the_interpreter():
-    # Triton reads the setting when it is imported, so the checks need a process of their own.
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, CHECKS)],
-        cwd=CHECKS[0].parents[2],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    check_in_interpreter(*CHECKS)
 
 
 @compiles

@@ -1,8 +1,5 @@
 """Triangle multiplication without a GPU: interpreted, and compiled for each architecture."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import triton
 from megafold.trainer import ops
 from megafold.trainer.kernels.triangle_multiplication import kernel, operator
 from megafold.trainer.kernels.triangle_multiplication.tiles import Tile, known_tiles
+from tests.trainer.kernels_interpreter import check_in_interpreter
 from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_for
 
 CHECKS = Path(__file__).with_name("kernels_triangle_multiplication.py")
@@ -38,17 +36,7 @@ WIDE = (
 
 @pytest.mark.slow
 def test_numbers_in_the_interpreter():
-    # Triton reads the setting when it is imported, so the checks need a process of their own.
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--durations=8", str(CHECKS)],
-        cwd=CHECKS.parents[2],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout[-6000:])
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    check_in_interpreter(CHECKS)
 
 
 def compiled(target: str, name: str, tile: Tile, dtype: str, channels: int, even: bool):
