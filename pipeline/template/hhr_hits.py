@@ -27,9 +27,12 @@ def read_hhr_hits(data: bytes, sequence: str, name: str) -> HitList:
         TemplateError: the file is broken, or was searched with another query (``query-mismatch``).
     """
     lines = data.decode("utf-8", "replace").splitlines()
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if line.startswith("Match_columns"):
-            length = int(line.split()[1])
+            words = line.split()
+            if len(words) < 2 or not words[1].isdecimal():
+                raise _bad_line(name, number, "does not say how many columns the query has")
+            length = int(words[1])
             if length != len(sequence):
                 raise query_mismatch(
                     name, f"its query has {length} columns, the chain has {len(sequence)} residues"
@@ -44,6 +47,10 @@ def hhr_names(data: bytes) -> list[bytes]:
     return [line[1:].split(None, 1)[0] for line in lines if line.startswith(b">") and line[1:].strip()]
 
 
+def _bad_line(name: str, number: int, what: str) -> TemplateError:
+    return TemplateError(f"{name}: line {number} {what}; make the file again", reason="bad-line")
+
+
 def _collect_hhr(lines: list[str], name: str) -> Iterator[_HhrHit]:
     """Join the alignment lines of each hit. Consensus, secondary structure and confidence are skipped."""
     current: _HhrHit | None = None
@@ -56,10 +63,8 @@ def _collect_hhr(lines: list[str], name: str) -> Iterator[_HhrHit]:
             words = line.split()
             if len(words) < 5 or words[1] == "Consensus" or words[1].startswith("ss_"):
                 continue
-            if not (words[2].isdigit() and words[4].isdigit()):
-                raise TemplateError(
-                    f"{name}: line {number} is not an alignment line of an HHR file", reason="bad-line"
-                )
+            if not (words[2].isdecimal() and words[4].isdecimal()):
+                raise _bad_line(name, number, "is not an alignment line of an HHR file")
             if words[0] == "Q":
                 current.query_start = current.query_start or int(words[2])
                 current.query += words[3]

@@ -149,6 +149,13 @@ def test_hhr_cut_off():
     assert caught.value.reason == "row-length"
 
 
+@pytest.mark.parametrize("columns", ["", "Feb", "²"])
+def test_hhr_that_does_not_say_how_long_its_query_is(columns):
+    with pytest.raises(TemplateError, match="line 2 does not say how many columns") as caught:
+        parse_hits(text(HHR.replace("Match_columns 6", f"Match_columns {columns}")), "MKVLAE")
+    assert caught.value.reason == "bad-line"
+
+
 @pytest.mark.parametrize("data", ["101\t4g3x_A\t1.000\t166\n", "<html>\n"])
 def test_other_formats_are_counted(data):
     found = parse_hits(text(data, "x.m8"), "MKV")
