@@ -59,7 +59,7 @@ def read_blocks(data: bytes, name: str) -> list[StockholmBlock]:
     blocks, block = [], StockholmBlock()
     for number, line in enumerate(io.BytesIO(data), 1):
         if line.startswith(b"#"):
-            _read_annotation(line, block)
+            _read_annotation(line, block, f"{name}: line {number}")
         elif line.startswith(b"//"):
             blocks.append(block)
             block = StockholmBlock()
@@ -80,7 +80,7 @@ def read_blocks(data: bytes, name: str) -> list[StockholmBlock]:
     return blocks
 
 
-def _read_annotation(line: bytes, block: StockholmBlock) -> None:
+def _read_annotation(line: bytes, block: StockholmBlock, where: str) -> None:
     if line.startswith(b"#=GS "):
         words = line.split(None, 3)
         if len(words) == 4 and words[2] == b"DE":
@@ -88,7 +88,13 @@ def _read_annotation(line: bytes, block: StockholmBlock) -> None:
             text = words[3].rstrip()
             block.descriptions[words[1]] = text if known is None else known + b" " + text
     elif line.startswith(b"#=GC RF "):
-        block.reference += line.split()[2]
+        words = line.split()
+        if len(words) != 3:
+            raise AlignmentError(
+                f"{where} has {len(words)} words where a #=GC RF line has three; make the file again",
+                reason="bad-line",
+            )
+        block.reference += words[2]
 
 
 def parse_stockholm(data: bytes, alphabet: Alphabet, name: str) -> list[Alignment]:

@@ -72,6 +72,7 @@ def test_several_alignments():
         (b"# STOCKHOLM 1.0\n//\n", "no-records"),
         (b"# STOCKHOLM 1.0\nq MKV\na MK\n//\n", "row-length"),
         (b"# STOCKHOLM 1.0\nq MKV\na MKV extra\n//\n", "bad-line"),
+        (b"# STOCKHOLM 1.0\nq MKV\n#=GC RF \n//\n", "bad-line"),
         (b"# STOCKHOLM 1.0\nq MKV\na M8V\n//\n", "bad-character"),
         (b"# STOCKHOLM 1.0\nq ...\na MKV\n//\n", "bad-query"),
     ],
