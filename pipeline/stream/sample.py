@@ -372,6 +372,7 @@ class Stream:
         return {
             "entry": row.entry,
             "assembly": row.assembly,
+            "resolution": row.resolution,
             "manifest": str(self.manifest),
             "chains_of_interest": draw.interest,
             "crop_method": crop.method,

@@ -20,13 +20,15 @@ from megafold.pipeline.stream.entry import EntryTables, present, ranges
 class ChainCandidates:
     """The chains that a chain of the crop could be exchanged with, itself among them.
 
-    ``asym_id``: the crop's chain. ``atoms`` [k]: its atoms, as indices into the sample's.
+    ``asym_id``: the crop's chain. ``atoms`` [k]: its atoms, as indices into the sample's. ``places`` [k]:
+    numbers that corresponding atoms of copies share, in the order of a chain's atoms.
     ``candidate_asym_id`` [m]: chains of the same entity, ascending. ``coords`` [m, k, 3] in the sample's
     frame, Å, 0 where ``coords_mask`` [m, k] is false: unresolved there, or absent.
     """
 
     asym_id: int
     atoms: NDArray[np.int64]
+    places: NDArray[np.int64]
     candidate_asym_id: NDArray[np.int64]
     coords: NDArray[np.float32]
     coords_mask: NDArray[np.bool_]
@@ -129,6 +131,7 @@ def chain_candidates(
             ChainCandidates(
                 asym_id=int(entry.chains["asym_id"][own]),
                 atoms=mine,
+                places=wanted,
                 candidate_asym_id=entry.chains["asym_id"][group].astype(np.int64),
                 coords=np.where(mask[:, :, None], positions, np.float32(0)),
                 coords_mask=mask,

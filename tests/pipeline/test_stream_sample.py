@@ -90,6 +90,7 @@ def test_samples_fit_the_schema(cache):
 
 def test_meta_names_components_and_chains(cache):
     meta = Stream(cache, config()).sample(0).meta
+    assert meta["resolution"] == 2.0
     chain_a = ["ALA", "GLY", *["MSE"] * 8, "LYS", "ALA"]
     rna = ["U", *["PSU"] * 20, "U"]
     assert meta["comp_ids"] == [*chain_a, *["GLY"] * 6, *rna, *["LGD"] * 4, "ZN"]

@@ -60,6 +60,22 @@ def test_candidates_are_the_copies_in_the_samples_frame(streams):
                     np.testing.assert_allclose(ours, np.linalg.norm(there[mask] - true[0], axis=1), atol=1e-3)
 
 
+def test_corresponding_atoms_of_copies_share_their_places(streams):
+    _, (whole, small) = streams
+    for stream, index in itertools.product((whole, small), range(10)):
+        features, symmetry = stream.sample(index).features, stream.symmetry(index)
+        position = features["residue_index"][features["atom_to_token"]]
+        entity = features["entity_id"][features["atom_to_token"]]
+        names: dict = {}
+        for found in symmetry.chains:
+            assert (np.diff(found.places) > 0).all()
+            for place, atom in zip(found.places.tolist(), found.atoms, strict=True):
+                name = (int(position[atom]), tuple(features["ref_atom_name_chars"][atom]))
+                assert names.setdefault((int(entity[atom]), place), name) == name
+        assert len({(key[0], *name) for key, name in names.items()}) == len(names)
+        assert stream is small or len(names) == 20  # 5 + 4 + 10 atoms of the peptide, a zinc ion
+
+
 def flipping_library():
     """The test library, in which the ligand's C2, O1 and C3 can be exchanged in two ways."""
     content = fake.library()
