@@ -7,7 +7,9 @@ c_z 128, c_s 384, batch 1, dropout on, blocks recomputed in the backward pass. F
 the serial ones are compared with eager ones, in float32 and bfloat16: outputs, gradients of inputs and
 parameters. Then one rank alone and all together are timed: median milliseconds of a forward and backward
 pass, the same without any transfer (what stays is computation, the difference is exposed communication),
-bytes that a rank sends, and the memory at its peak beyond the inputs. Last, the bandwidth of collectives.
+bytes that a rank sends, and the memory at its peak beyond the inputs; on GPUs also how long the kernels of
+each collective ran, and for how much of it no other kernel did (waiting for the other ranks included). Last,
+the bandwidth of collectives.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -50,6 +53,7 @@ class Row:
     without_transfers_ms: float
     sent_mib_per_block: float
     peak_gib: float
+    collectives: dict[str, "Overlap"]
 
 
 @dataclass(frozen=True)
@@ -199,24 +203,87 @@ def distances(values: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[st
 
 @contextlib.contextmanager
 def without_transfers() -> Iterator[None]:
-    """Collectives return at once: what a rank would do if the network were infinitely fast."""
+    """Collectives return at once: what a rank would do if the network were infinitely fast.
+
+    What would have come from others is this rank's own, or 0: finite, so that no step is left out.
+    """
 
     class Done:
         def wait(self) -> None:
             pass
 
-    def nothing(*_: Any, **__: Any) -> Done:
+    def exchange(received: Tensor, x: Tensor, **_: Any) -> None:
+        received.copy_(x)
+
+    def arrive(buffer: Tensor, _: Tensor, **__: Any) -> Done:
+        buffer.zero_()
         return Done()
+
+    def reduce(*_: Any, **__: Any) -> None:
+        pass
 
     gathers = collectives._gather_into, collectives._reduce_scatter_into
     before = dist.all_to_all_single, dist.all_reduce
-    dist.all_to_all_single = dist.all_reduce = nothing
-    collectives._gather_into = collectives._reduce_scatter_into = nothing
+    dist.all_to_all_single, dist.all_reduce = exchange, reduce
+    collectives._gather_into = collectives._reduce_scatter_into = arrive
     try:
         yield
     finally:
         dist.all_to_all_single, dist.all_reduce = before
         collectives._gather_into, collectives._reduce_scatter_into = gathers
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Kernels of one collective in a step: how many, how long they ran, and how much of it alone."""
+
+    kernels: int
+    milliseconds: float
+    alone_ms: float
+
+
+def overlaps(step: Callable[[], Any]) -> dict[str, Overlap]:
+    """By collective; empty where there is no GPU or none was called."""
+    if not torch.cuda.is_available():
+        return {}
+    step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    transfers: dict[str, list[tuple[float, float]]] = {}
+    work = []
+    for event in profiler.events():
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        span = (event.time_range.start, event.time_range.end)
+        if event.name.startswith("ncclDevKernel_"):
+            transfers.setdefault(event.name.removeprefix("ncclDevKernel_").split("_")[0], []).append(span)
+        elif not event.name.startswith("nccl"):  # neither a range that NCCL marks
+            work.append(span)
+    busy = union(work)
+    found = {}
+    for name, spans in sorted(transfers.items()):
+        whole = sum(stop - start for start, stop in spans)
+        hidden = sum(common(span, busy) for span in spans)
+        found[name] = Overlap(len(spans), whole / 1e3, (whole - hidden) / 1e3)
+    return found
+
+
+def union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same times as spans that do not touch, in order."""
+    joined: list[tuple[float, float]] = []
+    for start, stop in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def common(span: tuple[float, float], spans: list[tuple[float, float]]) -> float:
+    """How much of ``span`` lies within the others, which do not touch."""
+    return sum(max(0.0, min(span[1], stop) - max(span[0], start)) for start, stop in spans)
 
 
 def median_ms(function: Callable[[], Any], device: torch.device, repeats: int) -> float:
@@ -260,7 +327,8 @@ def measure(n: int, setting: Setting, repeats: int) -> Row:
     with without_transfers():
         alone = median_ms(step, setting.device, repeats)
     sent = sum(record.sent for record in records) / N_BLOCKS / 2**20
-    return Row(setting.peers.size, n, milliseconds, alone, sent, peak)
+    spans = overlaps(step) if setting.peers.size > 1 else {}
+    return Row(setting.peers.size, n, milliseconds, alone, sent, peak, spans)
 
 
 def bandwidths(setting: Setting, repeats: int) -> dict[str, float]:
@@ -317,6 +385,11 @@ def main() -> None:
                 f"{row.ranks:5d}  {row.length:6d}  {row.milliseconds:7.1f}  {row.without_transfers_ms:17.1f}"
                 f"  {row.sent_mib_per_block:14.1f}  {row.peak_gib:8.2f}"
             )
+            for kind, seen in row.collectives.items():
+                say(
+                    f"       {kind}: {seen.kernels} kernels, {seen.milliseconds:.2f} ms, "
+                    f"{seen.alone_ms:.2f} ms of them alone"
+                )
             if ranks == 1:
                 dist.barrier()
     speeds = bandwidths(setting, arguments.repeats)

@@ -1,0 +1,385 @@
+"""A whole training step of AF3's network shared by GPUs, against one GPU; and what its atoms take.
+
+    torchrun --nproc-per-node 2 benchmarks/parallel_step.py --json parallel_step.json
+    torchrun --nproc-per-node 2 benchmarks/parallel_step.py --device cpu --preset tiny --lengths 16 --copies 2
+
+A random protein with 8 atoms a residue, 512 rows of MSA, 4 templates, one cycle, 48 noised copies, bfloat16,
+blocks recomputed. First the losses and every parameter's gradient of a step of a shallow network are compared
+with eager ones in float32 on one GPU, for 67 tokens. Then whole steps of the loop (forward, loss, backward,
+gradients summed, Adam, average) are timed on one rank alone and on all: median seconds, the same without any
+transfer, and the memory at its peak, weights and their like included. Last come the parts that have atoms,
+forward and backward: those that every rank repeats, as they are and as they would be if ranks shared their
+atoms (a P-th of the tokens, then a gather of the result), and those that are shared with the noised copies.
+"""
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from parallel import distances, median_ms, say, without_transfers
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megafold.pipeline.schema import SAMPLE
+from megafold.trainer import ops
+from megafold.trainer.batches import Batch
+from megafold.trainer.config import Precision, TrainConfig
+from megafold.trainer.data_parallel import Ranks
+from megafold.trainer.loop import Feed, LossOf, Trainer
+from megafold.trainer.model.config import Backend, ModelConfig
+from megafold.trainer.model.model import AlphaFold3
+from megafold.trainer.parallel import collectives
+from megafold.trainer.parallel.batches import shard_batch
+from megafold.trainer.parallel.mesh import ParallelMesh, Peers
+from megafold.trainer.parallel.training import SharedLoss
+from megafold.trainer.presets.model import model_preset
+from megafold.trainer.signals import StopSignals
+
+ATOMS_PER_TOKEN, MSA_ROWS, TEMPLATES = 8, 512, 4
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Setting:
+    device: torch.device
+    network: ModelConfig
+    training: TrainConfig
+    peers: Peers
+
+    def alone(self) -> "Setting":
+        """The same on one rank."""
+        return replace(self, peers=Peers(), training=replace(self.training, sp=1))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Steps of the loop on so many ranks."""
+
+    ranks: int
+    length: int
+    seconds: float
+    without_transfers_s: float
+    peak_gib: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class AtomPart:
+    """A part of a step that has atoms, forward and backward, in milliseconds.
+
+    ``shared_ms`` and ``gather_ms``: if its atoms were shared, computing and gathering; None where copies are.
+    """
+
+    name: str
+    length: int
+    milliseconds: float
+    shared_ms: float | None = None
+    gather_ms: float | None = None
+
+
+# --------------------------------------------------------------------------------------------------
+# Inputs
+
+
+def sample(n: int) -> Batch:
+    """A random protein of one chain; the same on all ranks."""
+    random = torch.Generator().manual_seed(n)
+    lengths = {"N_token": n, "N_atom": n * ATOMS_PER_TOKEN, "N_msa": MSA_ROWS, "N_templ": TEMPLATES}
+    batch: Batch = {}
+    for feature in SAMPLE:
+        shape = [lengths.get(axis) or int(axis) for axis in feature.axes]
+        batch[feature.name] = torch.zeros([1, *shape], dtype=getattr(torch, feature.dtype))
+    token = torch.arange(n)
+    atom_token = token.repeat_interleave(ATOMS_PER_TOKEN)
+    first = token * ATOMS_PER_TOKEN
+    restype = torch.randint(20, (n,), generator=random)
+    msa = torch.randint(20, (MSA_ROWS, n), generator=random)
+    trace = torch.randn(n, 3, generator=random).cumsum(0) * 2.2
+    values = {
+        "residue_index": token + 1,
+        "token_index": token + 1,
+        "restype": restype,
+        "token_atom_start": first,
+        "center_atom": first + 1,
+        "rep_atom": first + 4,
+        "atom_to_token": atom_token,
+        "ref_space_uid": atom_token,
+        "ref_pos": 1.5 * torch.randn(len(atom_token), 3, generator=random),
+        "coords": trace[atom_token] + 1.5 * torch.randn(len(atom_token), 3, generator=random),
+        "profile": torch.nn.functional.one_hot(msa, 32).float().mean(0),
+        "msa": msa,
+        "template_restype": restype.expand(TEMPLATES, n),
+        "template_pseudo_beta": trace.expand(TEMPLATES, n, 3),
+        "template_backbone_frame": trace[:, None] + torch.randn(TEMPLATES, n, 3, 3, generator=random),
+    }
+    for name, value in values.items():
+        batch[name] = value.to(batch[name].dtype)[None].contiguous()
+    ones = "asym_id entity_id sym_id is_protein token_mask atom_mask ref_mask coords_mask msa_mask".split()
+    for name in [*ones, "template_pseudo_beta_mask", "template_backbone_frame_mask"]:
+        batch[name] = torch.ones_like(batch[name])
+    batch["token_atom_count"] = torch.full_like(batch["token_atom_start"], ATOMS_PER_TOKEN)
+    batch["ref_element"] = torch.full_like(batch["ref_element"], 6)
+    return batch
+
+
+def network(setting: Setting) -> AlphaFold3:
+    with torch.random.fork_rng(devices=[]), torch.device(setting.device):
+        torch.manual_seed(0)
+        model = AlphaFold3(setting.network)
+    model.backend = setting.training.backend
+    torch.manual_seed(0)
+    with torch.no_grad():  # layers that start at zero would leave the others without gradients
+        for parameter in model.parameters():
+            if parameter.ndim == 2 and not parameter.any():
+                parameter.normal_(std=0.1 * parameter.shape[1] ** -0.5)
+    return model.train()
+
+
+def trainer_of(setting: Setting, folder: Path) -> Trainer:
+    peers = setting.peers
+    ranks = Ranks(peers.rank, peers.size, peers.rank, peers.size)
+    loss_of: LossOf | None = SharedLoss(peers) if peers.size > 1 else None
+    return Trainer(network(setting), setting.training, Feed(batches=[]), folder, ranks, loss_of)
+
+
+# --------------------------------------------------------------------------------------------------
+# Right
+
+
+def gradients(setting: Setting, n: int, folder: Path) -> dict[str, Tensor]:
+    """The loss of a step, and every parameter's gradient summed over the ranks."""
+    trainer = trainer_of(setting, folder)
+    peers = setting.peers
+    batch = shard_batch(sample(n), peers) if peers.size > 1 else sample(n)
+    trainer._clear_gradients()
+    sums, _, _ = trainer._accumulate(iter([batch]))
+    found = {"loss": sums["loss"].double()}
+    for name, parameter in trainer.model.named_parameters():
+        assert parameter.grad is not None
+        found[name] = parameter.grad.double()
+    if peers.size > 1:
+        for value in found.values():
+            dist.all_reduce(value, group=peers.group)
+    return found
+
+
+def check(n: int, setting: Setting, folder: Path) -> bool:
+    """Print how far the shared step and the serial one are off; whether sharing makes it no worse."""
+    shallow = replace(
+        setting.network,
+        n_pairformer=2,
+        n_msa=2,
+        diffusion=replace(setting.network.diffusion, n_block=2),
+    )
+    training = replace(setting.training, n_copies=3)
+    setting = replace(setting, network=shallow, training=training)
+
+    def run(now: Setting, precision: Precision, backend: Backend) -> dict[str, Tensor]:
+        changed = replace(now.training, precision=precision, backend=backend)
+        return gradients(replace(now, training=changed), n, folder)
+
+    exact = run(setting.alone(), "fp32", "eager")
+    right = True
+    for precision in get_args(Precision):
+        worst = {}
+        for name, now in {"serial": setting.alone(), "shared": setting}.items():
+            off = distances(run(now, precision, training.backend), exact)
+            names = sorted(off, key=lambda key: -off[key])[:2]
+            worst[name] = off[names[0]]
+            told = ", ".join(f"{key} {off[key]:.1e}" for key in names)
+            say(f"{precision} N = {n}, P = {now.peers.size}, {name}: loss off by {off['loss']:.1e}, {told}")
+        right &= worst["shared"] < max(2 * worst["serial"], 1e-3 if precision == "fp32" else 0.05)
+    return right
+
+
+# --------------------------------------------------------------------------------------------------
+# Times
+
+
+def measure(n: int, setting: Setting, repeats: int, folder: Path) -> Step:
+    gc.collect()
+    trainer = trainer_of(setting, folder)
+    trainer.model.train()
+    batch = shard_batch(sample(n), setting.peers) if setting.peers.size > 1 else sample(n)
+    seen: dict[str, Any] = {}
+
+    def batches() -> Iterator[Batch]:
+        while True:
+            yield batch
+
+    endless, signals = batches(), StopSignals()
+
+    def step() -> None:
+        seen.update(trainer._step(endless, signals)[0])
+
+    step()
+    on_gpu = setting.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    seconds = median_ms(step, setting.device, repeats) / 1e3
+    peak = torch.cuda.max_memory_allocated() / GIB if on_gpu else float("nan")
+    loss = seen["loss"]
+    alone = seconds
+    if setting.peers.size > 1:
+        with without_transfers():
+            alone = median_ms(step, setting.device, repeats) / 1e3
+    return Step(setting.peers.size, n, seconds, alone, peak, loss)
+
+
+def atom_parts(n: int, setting: Setting, repeats: int) -> list[AtomPart]:
+    """The parts that have atoms; every rank runs all of them at the same time, as in a step."""
+    model, peers, sizes = network(setting), setting.peers, setting.network
+    whole, part = (Atoms(model, length, setting) for length in (n, n // peers.size))
+
+    def ms(function: Callable[[], Any]) -> float:
+        return median_ms(function, setting.device, repeats)
+
+    atoms = n // peers.size * ATOMS_PER_TOKEN
+    of_tokens = gathers([n // peers.size * sizes.c_s], setting)
+    of_atoms = gathers([atoms * sizes.c_atom, atoms * sizes.atom.n_keys * sizes.c_atompair], setting)
+    with torch.autocast(setting.device.type, torch.bfloat16), ops.use_backend(model.backend):
+        return [
+            AtomPart("input embedder", n, ms(whole.embed), ms(part.embed), ms(of_tokens)),
+            AtomPart("conditioner", n, ms(whole.condition), ms(part.condition), ms(of_atoms)),
+            *(
+                AtomPart(f"encoder and decoder, {copies} copies", n, ms(whole.denoise(copies)))
+                for copies in (setting.training.n_copies, setting.training.n_copies // peers.size)
+            ),
+        ]
+
+
+class Atoms:
+    """The parts with atoms of a sample of ``n`` tokens."""
+
+    def __init__(self, model: AlphaFold3, n: int, setting: Setting) -> None:
+        device, sizes = setting.device, setting.network
+        self._model, self._n, self._device = model, n, device
+        self._batch = {name: value.to(device) for name, value in sample(n).items()}
+        self._s = torch.randn(1, n, sizes.c_s, device=device, requires_grad=True)
+        self._z = torch.randn(1, n, n, sizes.c_z, device=device, dtype=torch.bfloat16, requires_grad=True)
+        self._tokens = sizes.c_token
+
+    def embed(self) -> None:
+        """The input embedder."""
+        self._model.trunk.input_embedder(self._batch).float().sum().backward()
+
+    def condition(self) -> None:
+        """The conditioning of the atoms, which noised copies share."""
+        atoms = self._model.diffusion.encoder.conditioner(self._batch, self._s, self._z)
+        (atoms.c.float().sum() + atoms.p.float().sum()).backward()
+
+    def denoise(self, copies: int) -> Callable[[], None]:
+        """Encoder and decoder of so many noised copies."""
+        diffusion = self._model.diffusion
+        with torch.no_grad():
+            atoms = diffusion.encoder.conditioner(self._batch, self._s, self._z)
+        c, p = atoms.c.detach().requires_grad_(), atoms.p.detach().requires_grad_()
+        atoms = replace(atoms, c=c, p=p)
+        positions = torch.randn(1, copies, self._n * ATOMS_PER_TOKEN, 3, device=self._device)
+        tokens = torch.randn(1, copies, self._n, self._tokens, device=self._device, requires_grad=True)
+
+        def run() -> None:
+            a, q = diffusion.encoder(atoms, positions)
+            update = diffusion.decoder(tokens, q, atoms)
+            (a.float().sum() + update.float().sum()).backward()
+
+        return run
+
+
+def gathers(sizes: list[int], setting: Setting) -> Callable[[], None]:
+    """Gather a rank's shares of so many numbers, and the gradients' way back."""
+    shares = [
+        torch.ones(size, device=setting.device, dtype=torch.bfloat16, requires_grad=True) for size in sizes
+    ]
+
+    def run() -> None:
+        for share in shares:
+            collectives.all_gather(share, setting.peers, "atoms").sum().backward()
+
+    return run
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="af3")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 768])
+    parser.add_argument("--copies", type=int, default=48)
+    parser.add_argument("--check-length", type=int, default=67)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--backend", help="of operators; default triton on a GPU, eager on a CPU")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    peers = ParallelMesh.create(device, dist.get_world_size()).sp
+    backend = arguments.backend or ("triton" if device.type == "cuda" else "eager")
+    training = TrainConfig(
+        preset=arguments.preset,
+        sp=peers.size,
+        n_copies=arguments.copies,
+        n_cycles=1,
+        device=str(device),
+        backend=backend,
+        warmup_steps=1_000_000,  # rates near 0: random weights must not run away
+    )
+    setting = Setting(device, model_preset(arguments.preset), training, peers)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    say(f"{peers.size} x {name}, torch {torch.__version__}, back end {backend}, preset {arguments.preset}")
+    with tempfile.TemporaryDirectory() as folder:
+        right = check(arguments.check_length, setting, Path(folder))
+        steps = timed_steps(arguments.lengths, setting, arguments.repeats, Path(folder))
+    parts = [part for n in arguments.lengths for part in atom_parts(n, setting, arguments.repeats)]
+    say("length                           part       ms  shared, ms  its gather, ms")
+    for part in parts:
+        more = "" if part.shared_ms is None else f"  {part.shared_ms:10.2f}  {part.gather_ms:14.2f}"
+        say(f"{part.length:6d}  {part.name:>27s}  {part.milliseconds:7.2f}{more}")
+    if arguments.json and dist.get_rank() == 0:
+        rows = {"steps": [asdict(step) for step in steps], "atoms": [asdict(part) for part in parts]}
+        about = {"device": name, "torch": torch.__version__, "backend": backend, "preset": arguments.preset}
+        arguments.json.write_text(json.dumps(about | rows, indent=1) + "\n")
+    dist.destroy_process_group()
+    if not right:
+        sys.exit("the shared step is further off than the serial one")
+
+
+def timed_steps(lengths: list[int], setting: Setting, repeats: int, folder: Path) -> list[Step]:
+    steps = []
+    say("ranks  length       s  without transfers  peak GiB     loss")
+    for n in lengths:
+        for now in (setting.alone(), setting):
+            if now.peers.size == 1 and setting.peers.rank > 0:
+                dist.barrier()
+                continue
+            step = measure(n, now, repeats, folder)
+            steps.append(step)
+            say(
+                f"{step.ranks:5d}  {step.length:6d}  {step.seconds:6.3f}  {step.without_transfers_s:17.3f}"
+                f"  {step.peak_gib:8.2f}  {step.loss:7.3f}"
+            )
+            if now.peers.size == 1:
+                dist.barrier()
+    return steps
+
+
+if __name__ == "__main__":
+    main()
