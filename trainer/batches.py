@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.data_parallel import Ranks
 from megafold.trainer.errors import DataError
+from megafold.trainer.fetch_ahead import FetchAhead
 
 #: Features as in the sample schema, with a leading batch axis; and ``meta``, a mapping for each sample.
 Batch = dict[str, Any]
@@ -106,6 +107,7 @@ class BatchStream:
 
     Workers load ahead of the trainer, so the sampler's own place is ahead, too. Here the place after each
     batch is remembered until the batch is handed out: a resumed run repeats nothing and leaves nothing out.
+    What workers have loaded is received in a thread during the step before, in memory that a GPU can read.
     """
 
     def __init__(self, data: TrainingData, config: TrainConfig, ranks: Ranks) -> None:
@@ -143,13 +145,15 @@ class BatchStream:
 
     def close(self) -> None:
         """Stop the workers."""
+        if isinstance(self._loader, FetchAhead):
+            self._loader.close()
         self._loader = None
         self._ahead.clear()
         self._sampler.load_state_dict(self._place)
 
     def _load(self) -> Iterator[Batch]:
         config, workers = self._config, self._config.num_workers
-        return iter(
+        loader = iter(
             DataLoader(
                 self._data.dataset,
                 batch_sampler=_index_batches(self._sampler, config.batch_size, self._ahead),
@@ -158,11 +162,15 @@ class BatchStream:
                 prefetch_factor=config.prefetch if workers else None,
                 multiprocessing_context=config.worker_start if workers else None,
                 worker_init_fn=_leave_signals_to_the_trainer,
+                pin_memory=config.device != "cpu" and torch.cuda.is_available(),
                 # Without its own, a loader draws from torch's global generator when it starts, and a
                 # resumed run would not draw the dropout masks of one that was never stopped.
                 generator=torch.Generator().manual_seed(config.seed),
             )
         )
+        # Without workers the samples are made where they are taken: in the main thread, where their time
+        # budget has its alarm.
+        return FetchAhead(loader) if workers else loader
 
 
 def _index_batches(

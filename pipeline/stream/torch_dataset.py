@@ -1,9 +1,8 @@
-"""The stream as a PyTorch data set. The only module of the pipeline that imports torch."""
+"""The stream as a PyTorch data set. With ``packed.py`` all of the pipeline that imports torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Sampler
@@ -15,6 +14,7 @@ from megafold.pipeline.stream.config import StreamConfig
 from megafold.pipeline.stream.failures import FailureLog
 from megafold.pipeline.stream.mixture import MixedStream
 from megafold.pipeline.stream.order import SamplerState
+from megafold.pipeline.stream.packed import PackedBatch
 from megafold.pipeline.stream.sample import Sample, Stream
 
 
@@ -124,7 +124,7 @@ class RankSampler(Sampler[tuple[int, int]]):
 
 
 class TorchCollate:
-    """``collate_fn`` of a DataLoader: features as tensors with a batch axis.
+    """``collate_fn`` of a DataLoader: features as tensors with a batch axis, in a dictionary.
 
     With ``meta`` the batch also has a key ``meta``: the samples' metas, in order. Where rows of the MSA are
     drawn for each recycle, it has ``recycles``: the features of ``msa.RESAMPLED`` for all recycles,
@@ -135,10 +135,10 @@ class TorchCollate:
         self.sizes = sizes or PadSizes()
         self.meta = meta
 
-    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+    def __call__(self, samples: Sequence[Sample]) -> PackedBatch:
         """Pad and stack."""
         arrays = collate([sample.features for sample in samples], self.sizes)
-        batch: dict[str, Any] = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        batch = PackedBatch({name: torch.from_numpy(value) for name, value in arrays.items()})
         if samples[0].recycles:
             recycled = collate_recycles(samples, self.sizes)
             batch["recycles"] = {name: torch.from_numpy(value) for name, value in recycled.items()}

@@ -1,7 +1,8 @@
 """Batches for an SP group: tokens padded to a multiple of P, pair-shaped features cut to a rank's rows."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from copy import copy
+from typing import Final
 
 from torch import Tensor
 
@@ -32,7 +33,7 @@ TOKEN_AXES: Final[Mapping[str, tuple[int, ...]]] = {
 N_TOKEN: Final = "n_token"
 
 
-def shard_batch(batch: Mapping[str, Any], peers: Peers) -> Batch:
+def shard_batch(batch: Batch, peers: Peers) -> Batch:
     """A rank's share of a batch: the features with N padded to P·R tokens, pair-shaped ones [B, R, P·R].
 
     Features without an axis of tokens are as they were.
@@ -43,7 +44,8 @@ def shard_batch(batch: Mapping[str, Any], peers: Peers) -> Batch:
     if "token_mask" not in batch:
         raise DataError(f"a batch lacks the feature 'token_mask'; it has {sorted(batch)}")
     shards = Shards(peers, batch["token_mask"].shape[1])
-    cut: Batch = {**batch, N_TOKEN: shards.n_token}
+    cut: Batch = copy(batch)  # of its kind: a loader may hand over some kinds at less cost
+    cut[N_TOKEN] = shards.n_token
     for name, axes in TOKEN_AXES.items():
         if name not in batch:
             continue
