@@ -1,14 +1,19 @@
 """How much of its time a trainer waits for data, with steps of a fixed length.
 
-    python benchmarks/data_wait.py CACHE --step 0.5 --workers 4 --steps 200
+    python benchmarks/data_wait.py CACHE --step 0.5 --workers 4 --steps 200 [--device cuda] [--json F]
 
 The trainer's own loop, loader and log run on samples of CACHE (AF3's weights); in place of the network stands
 one whose step takes ``--step`` seconds by the clock and no CPU, as one on a GPU does. The trainer prints the
 share of the time after the first step that it waited. Each batch is read and used, so that none is skipped.
+What else the machine does counts: its load is printed, too.
 """
 
 import argparse
+import csv
+import json
 import os
+import platform
+import statistics
 import sys
 import tempfile
 import time
@@ -57,6 +62,13 @@ def fixed_step(seconds: float) -> Any:
     return loss_of
 
 
+def waits_of(metrics: Path) -> list[float]:
+    """Seconds that each step after the first waited, from the trainer's log."""
+    with metrics.open() as file:
+        rows = list(csv.DictReader(file))[1:]
+    return [float(row["data_wait"]) * float(row["step_s"]) for row in rows]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("cache", type=Path)
@@ -66,8 +78,11 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--msa-rows", type=int, default=1024)
     parser.add_argument("--templates", type=int, default=4)
+    parser.add_argument("--device", default="cpu", help="with cuda, batches lie in pinned memory")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
+    load = os.getloadavg()[0]
     torch.set_num_threads(1)
     stream = StreamConfig(
         crop=CropConfig(tokens=args.tokens, atoms=12 * args.tokens + 24),
@@ -75,7 +90,11 @@ def main() -> int:
         template=TemplateConfig(count=args.templates),
     )
     config = TrainConfig.for_preset(
-        "tiny", steps=args.steps, num_workers=args.workers, device="cpu", log_every=max(1, args.steps // 10)
+        "tiny",
+        steps=args.steps,
+        num_workers=args.workers,
+        device=args.device,
+        log_every=max(1, args.steps // 10),
     )
     data = TrainingData(dataset=StreamDataset(args.cache, stream), collate=TorchCollate())
     with tempfile.TemporaryDirectory() as folder:
@@ -85,6 +104,21 @@ def main() -> int:
             Trainer(OneNumber(), config, feed, Path(folder), loss_of=fixed_step(args.step)).run()
         finally:
             batches.close()
+        waits = waits_of(Path(folder) / "metrics.csv")
+    busy = load, os.getloadavg()[0]
+    print(f"Load of the machine ({os.cpu_count()} cores): {busy[0]:.1f} before, {busy[1]:.1f} after")
+    if args.json:
+        result = {
+            "share": sum(waits) / (len(waits) * args.step),
+            "p50_ms": 1e3 * statistics.median(waits),
+            "longest_ms": 1e3 * max(waits),
+            "load": busy,
+            "cores": os.cpu_count(),
+            "settings": {name: str(value) for name, value in vars(args).items()},
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        }
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
