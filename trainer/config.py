@@ -31,6 +31,8 @@ class TrainConfig:
             own samples.
         n_copies: noised copies of each sample that the diffusion module sees.
         n_cycles: most passes through the trunk; each step draws 1 to ``n_cycles``, alike on all ranks.
+        redraw_msa: rows of the MSA are drawn anew for each pass (SI algorithm 8, line 2), of data that have
+            such draws; else all passes see the same rows.
         learning_rate: after the warm-up and before any decay.
         warmup_steps: steps over which the rate rises linearly.
         decay_every: steps after which the rate is multiplied by ``decay_factor``, again and again.
@@ -64,6 +66,7 @@ class TrainConfig:
     sp: int = 1
     n_copies: int = 48
     n_cycles: int = 4
+    redraw_msa: bool = True
     learning_rate: float = 1.8e-3
     warmup_steps: int = 1_000
     decay_every: int = 50_000

@@ -26,6 +26,7 @@ from megafold.trainer.ema import WeightAverage
 from megafold.trainer.errors import CheckpointError, DataError, DivergedError
 from megafold.trainer.logging import RunLog, SilentLog
 from megafold.trainer.losses import TrainingLoss, training_loss
+from megafold.trainer.model.msa_rows import DRAWS, named_draws
 from megafold.trainer.optimizer import (
     clip_gradients,
     gradient_norm,
@@ -235,6 +236,8 @@ class Trainer:
             asked = time.perf_counter()
             batch = next(batches)
             waited += time.perf_counter() - asked
+            if not config.redraw_msa:
+                batch = {name: value for name, value in batch.items() if name != DRAWS}
             self._seed_noise(turn)
             loss = self._loss_of(self, batch, cycles)
             # On this thread: PyTorch's own for the GPU costs a hand-over there and back and cold caches, and
@@ -410,7 +413,9 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
     """The tensors of a batch, on a device; what is not a tensor stays behind."""
-    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    tensors = {
+        name: value for name, value in {**batch, **named_draws(batch)}.items() if isinstance(value, Tensor)
+    }
     missing = sorted(_NEEDED - tensors.keys())
     if missing:
         raise DataError(f"a batch lacks the features {missing}; it has {sorted(tensors)}")

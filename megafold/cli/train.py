@@ -82,7 +82,7 @@ def command(
         ) from error
 
     config = _config(preset, values)
-    data = _data(cache, values)
+    data = _data(cache, values, recycles=config.n_cycles if config.redraw_msa else 1)
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     chosen = Resume(allow_other_data=allow_other_data) if resume or restarted else None
     # With --json, standard output is the summary alone.
@@ -90,6 +90,8 @@ def command(
         summary = run_training(config, data, out, resume=chosen)
     if failed := data.dataset.failures.report():
         click.echo(failed, err=True)
+    if os.environ.get("RANK", "0") != "0":
+        return  # the first rank tells
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=1))
         return
@@ -134,7 +136,7 @@ def _typed(name: str, text: str, kind: type) -> Any:
         raise click.UsageError(f"--set {name}={text}: {error}") from error
 
 
-def _data(cache: Path | str, values: dict[str, Any]) -> Any:
+def _data(cache: Path | str, values: dict[str, Any], recycles: int = 1) -> Any:
     import torch
 
     from megafold.pipeline.stream import PadSizes, open_stream
@@ -146,7 +148,7 @@ def _data(cache: Path | str, values: dict[str, Any]) -> Any:
     settings: dict[str, Any] = {
         "seed": values["seed"],
         "crop": {"tokens": values["tokens"], "atoms": 12 * values["tokens"] + 24},
-        "msa": {"rows": values["msa_rows"]},
+        "msa": {"rows": values["msa_rows"], "recycles": recycles},
         "template": {"count": values["templates"]},
         "augment": not values["no_augment"],
         "sampling": {

@@ -125,7 +125,7 @@ class MSABlock(nn.Module):
 
 
 class MSAModule(nn.Module):
-    """Algorithm 8. The stream has drawn the rows already (line 2)."""
+    """Algorithm 8. The stream has drawn the rows already (line 2; see ``msa_rows.py``)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from megafold.trainer.model.config import ModelConfig
 from megafold.trainer.model.embedding import InputFeatureEmbedder
 from megafold.trainer.model.msa import MSAModule
+from megafold.trainer.model.msa_rows import with_msa_of
 from megafold.trainer.model.outputs import TrunkOutputs
 from megafold.trainer.model.pairformer import PairformerStack
 from megafold.trainer.model.primitives import Linear, NormLinear
@@ -66,7 +67,7 @@ class Trunk(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and last):
                 z = z_init + self.recycle_z(z)
                 z = z + self.template_embedder(batch, z, pair_mask)
-                z = self.msa_module(batch, s_inputs, z, mask, pair_mask)
+                z = self.msa_module(with_msa_of(batch, cycle), s_inputs, z, mask, pair_mask)
                 s = s_init + self.recycle_s(s)
                 s, z = self.pairformer(s, z, mask, pair_mask)
         return TrunkOutputs(s_inputs=s_inputs, s_trunk=s, z_trunk=z, distogram_logits=self.distogram_head(z))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from megafold.trainer.batches import Batch
 from megafold.trainer.errors import DataError
+from megafold.trainer.model.msa_rows import DRAWS
 from megafold.trainer.parallel.mesh import Peers
 from megafold.trainer.parallel.shards import Shards, pad_tokens
 
@@ -54,4 +55,6 @@ def shard_batch(batch: Batch, peers: Peers) -> Batch:
             value = pad_tokens(value, axis, shards.n_padded)
         # A copy: a view would keep, and send between processes, what other ranks hold.
         cut[name] = value[:, shards.rows].clone() if len(axes) == 2 else value
+    if DRAWS in batch:
+        cut[DRAWS] = {name: pad_tokens(value, 3, shards.n_padded) for name, value in batch[DRAWS].items()}
     return cut

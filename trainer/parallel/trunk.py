@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from megafold.trainer.model.msa_rows import with_msa_of
 from megafold.trainer.model.outputs import TrunkOutputs
 from megafold.trainer.model.pairformer import PairUpdate
 from megafold.trainer.model.primitives import run_block
@@ -65,7 +66,8 @@ def run_trunk(module: Trunk, batch: dict[str, Tensor], n_cycles: int, shards: Sh
         with torch.set_grad_enabled(torch.is_grad_enabled() and last):
             z = z_init + module.recycle_z(z)
             z = z + template_embedder(module.template_embedder, batch, z, pair_mask, shards)
-            z = msa_module(module.msa_module, batch, s_inputs, z, pair_mask, shards)
+            rows = with_msa_of(batch, cycle)
+            z = msa_module(module.msa_module, rows, s_inputs, z, pair_mask, shards)
             s = s_init + module.recycle_s(s)
             s, z = pairformer(module.pairformer, s, z, mask, pair_mask, shards)
     logits = distogram_head(module.distogram_head, z, shards.peers)
