@@ -1,15 +1,10 @@
-"""Train lucidrains' alphafold3-pytorch on a cache: ``python examples/adapter_alphafold3_pytorch.py CACHE``.
-
-Small sizes, one sample and one noise again and again, so that the loss shows whether the model learns.
-"""
-
-import argparse
+"""Train alphafold3-pytorch, at small sizes: ``python examples/adapter_alphafold3_pytorch.py CACHE``."""
 
 import torch
 from alphafold3_pytorch import Alphafold3
+from one_sample import arguments, draw, train
 from torch.utils.data import default_convert
 
-from megafold.pipeline.stream import CropConfig, MsaConfig, Stream, StreamConfig
 from megafold.pipeline.stream.adapters.alphafold3_pytorch import (
     ATOM_INPUTS,
     TEMPLATE_FEATURES,
@@ -17,16 +12,10 @@ from megafold.pipeline.stream.adapters.alphafold3_pytorch import (
     to_alphafold3_pytorch_batch,
 )
 
-parser = argparse.ArgumentParser()
-parser.add_argument("cache")
-parser.add_argument("--steps", type=int, default=20)
-parser.add_argument("--index", type=int, default=0)
-args = parser.parse_args()
-
-stream = Stream(args.cache, StreamConfig(crop=CropConfig(tokens=48), msa=MsaConfig(rows=16)))
-sample = stream.sample(args.index)
-print(sample.meta["entry"], len(sample.features["restype"]), "tokens")
-batch = default_convert(to_alphafold3_pytorch_batch([to_alphafold3_pytorch(sample.features, resolution=2.0)]))
+args = arguments()
+sample, _ = draw(args)
+adapted = to_alphafold3_pytorch(sample.features, resolution=sample.meta["resolution"])
+batch = default_convert(to_alphafold3_pytorch_batch([adapted]))
 
 torch.manual_seed(0)
 model = Alphafold3(
@@ -55,11 +44,10 @@ model = Alphafold3(
         "atom_decoder_heads": 2,
     },
 )
-optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-for step in range(args.steps):
-    torch.manual_seed(1)
-    loss = model(**batch, num_recycling_steps=1, diffusion_add_smooth_lddt_loss=True)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    print(f"step {step} loss {loss.item():.4f}", flush=True)
+
+
+def loss():
+    return model(**batch, num_recycling_steps=1, diffusion_add_smooth_lddt_loss=True)
+
+
+train(model, loss, args.steps, rate=3e-3)

@@ -13,4 +13,5 @@ sys.modules["alphafold3_pytorch"] = package
 model = importlib.import_module("alphafold3_pytorch.alphafold3")
 package.Alphafold3 = model.Alphafold3  # type: ignore[attr-defined]
 del sys.argv[0]
+sys.path.insert(0, str(Path(sys.argv[0]).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")

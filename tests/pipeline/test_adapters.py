@@ -1,6 +1,7 @@
 """Adapters: names, dtypes and axes against recorded schemas, values against what a sample says."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,11 @@ from megafold.pipeline.stream.adapters import (
     to_protenix,
 )
 from megafold.pipeline.stream.adapters.arrays import backbone_neighbours, template_pairs
+from megafold.pipeline.stream.symmetry import ChainCandidates, Symmetry
 from tests.pipeline.adapter_samples import hand_made_sample
 
 _SCHEMAS = Path(__file__).parent / "adapter_schemas"
+PEERS = ["alphafold3_pytorch", "boltz", "openfold3", "protenix"]
 
 
 @pytest.fixture
@@ -27,36 +30,85 @@ def features():
     return hand_made_sample()
 
 
-def _flat(arrays, prefix=""):
-    found: dict[str, np.ndarray] = {}
+@pytest.fixture
+def symmetry():
+    """The zinc ion could as well be one outside the crop."""
+    zinc = ChainCandidates(
+        asym_id=2,
+        atoms=np.array([9]),
+        places=np.array([0]),
+        candidate_asym_id=np.array([2, 3]),
+        coords=np.array([[[3.9, 3.2, -2]], [[9, 9, 9]]], np.float32),
+        coords_mask=np.array([[True], [True]]),
+    )
+    return Symmetry(automorphisms=(), chains=(zinc,))
+
+
+def _flat(arrays):
+    """Nested dictionaries of names as one; one of other keys stays a value."""
+    found: dict = {}
     for name, value in arrays.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
+        is_nested = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        found |= {f"{name}.{key}": item for key, item in value.items()} if is_nested else {name: value}
     return found
 
 
-def _adapted(peer, features):
+def _adapted(peer, features, symmetry):
     if peer == "alphafold3_pytorch":
         return to_alphafold3_pytorch(features, resolution=2.0)
     if peer == "boltz":
-        return to_boltz(features, paired_rows=1)
+        return to_boltz(features, paired_rows=1, symmetry=symmetry)
     if peer == "openfold3":
-        return _flat(to_openfold3(features, paired_rows=1))
-    inputs, labels = to_protenix(features, resolution=2.0)
-    return inputs | labels
+        return _flat(to_openfold3(features, paired_rows=1, symmetry=symmetry))
+    inputs, full_labels, labels = to_protenix(features, resolution=2.0, symmetry=symmetry)
+    return _flat(inputs | {"label_full_dict": full_labels, "label_dict": labels})
 
 
-@pytest.mark.parametrize("peer", ["alphafold3_pytorch", "boltz", "openfold3", "protenix"])
-def test_names_dtypes_and_axes_are_those_of_the_package(peer, features):
-    recorded = json.loads((_SCHEMAS / f"{peer}.json").read_text())
-    adapted = _adapted(peer, features)
-    for name, (dtype, n_axis) in recorded["features"].items():
-        assert name in adapted, f"{peer} wants {name}"
-        assert adapted[name].ndim == n_axis, name
-        assert str(adapted[name].dtype) == dtype, name
-    assert set(adapted) == set(recorded["features"]), "the adapter gives what is not recorded"
+def _described(value):
+    """``dtype [axes]`` with the axes' sizes; of what is no array the name of its type."""
+    if not isinstance(value, np.ndarray):
+        return type(value).__name__
+    return f"{value.dtype} [{', '.join(map(str, value.shape))}]"
+
+
+def differences(adapted, recorded, axes):
+    """What an adapter gives otherwise than recorded, in words."""
+    found = [f"{name} is missing" for name in recorded.keys() - adapted.keys()]
+    found += [f"{name} is not recorded" for name in adapted.keys() - recorded.keys()]
+    for name in recorded.keys() & adapted.keys():
+        given = _described(adapted[name])
+        wanted = re.sub(r"[a-z_]+(?=[,\]])", lambda axis: str(axes[axis[0]]), recorded[name])
+        if given != wanted:
+            found.append(f"{name} is {given}, the package has {recorded[name]}, here {wanted}")
+    return sorted(found)
+
+
+#: Of the hand-made sample: Boltz pads atoms to 32, alphafold3-pytorch has one window.
+AXES = {"token": 3, "atom": 10, "row": 2, "template": 1, "window": 1, "polymer": 2}
+AXES |= {"truth_atom": 11, "truth_token": 4, "crop_atom": 10}
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_names_dtypes_and_shapes_are_those_of_the_package(peer, features, symmetry):
+    recorded = json.loads((_SCHEMAS / f"{peer}.json").read_text())["features"]
+    axes = AXES | ({"atom": 32} if peer == "boltz" else {})
+    assert differences(_adapted(peer, features, symmetry), recorded, axes) == []
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda schema: schema | {"new": "int64 [token]"}, "new is missing"),
+        (lambda schema: {"x": "int64 []"}, "{name} is not recorded"),
+        (lambda schema: {name: text.replace("float32", "half") for name, text in schema.items()}, "half"),
+        (lambda schema: {name: text.replace("token", "atom") for name, text in schema.items()}, "atom"),
+    ],
+)
+def test_what_a_package_changes_is_named(peer, change, said, features, symmetry):
+    recorded = json.loads((_SCHEMAS / f"{peer}.json").read_text())["features"]
+    found = differences(_adapted(peer, features, symmetry), change(recorded), AXES)
+    assert any(said.format(name=next(iter(recorded))) in line for line in found)
 
 
 def test_classes_keep_their_names_in_boltz_and_alphafold3_pytorch(features):
@@ -129,9 +181,18 @@ def test_batches_pad_at_the_end(features):
     assert nested["loss_weights"]["mse"].shape == (2,)
 
 
+@pytest.mark.parametrize(("resolution", "counts"), [(None, False), (0.05, False), (2.0, True), (4.1, False)])
+def test_openfold3_weighs_confidence_by_resolution(features, resolution, counts):
+    weights = to_openfold3(features, resolution=resolution)["loss_weights"]
+    assert weights["mse"] == 4
+    assert weights["distogram"] == np.float32(0.03)
+    for name in ("plddt", "pde", "experimentally_resolved"):
+        assert weights[name] == (np.float32(1e-4) if counts else 0)
+
+
 def test_protenix_bonds_the_polymer_atom_nearest_to_the_ligand(features):
     features["token_bonds"][1, 2] = features["token_bonds"][2, 1] = True
-    inputs, _ = to_protenix(features)
+    inputs, _, _ = to_protenix(features)
     ion = features["token_atom_start"][2]
     one, other = np.argwhere(inputs["bond_mask"])[0]
     assert {int(one), int(other)} == {int(ion), int(features["token_atom_start"][1]) + 1}

@@ -1,7 +1,10 @@
 """Samples for Boltz-1 (package ``boltz``): what ``BoltzFeaturizer`` gives to ``Boltz1``'s training step."""
 
-from collections.abc import Sequence
-from typing import Final
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations, product
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,8 @@ from megafold.pipeline.stream.adapters.arrays import (
     padded_stack,
     scattered,
 )
+from megafold.pipeline.stream.adapters.truth import Truth, whole_truth
+from megafold.pipeline.stream.symmetry import Symmetry
 
 #: Atoms are padded to a multiple of the atom transformer's queries: the package's default.
 ATOMS_PER_QUERY: Final = 32
@@ -34,26 +39,108 @@ _KIND: Final = {MolType.PROTEIN: 0, MolType.DNA: 1, MolType.RNA: 2, MolType.LIGA
 _DELETION_SCALE: Final = np.float32(np.pi**2 / 4)
 #: No pocket is given: class UNSPECIFIED of four.
 _N_POCKET: Final = 4
+#: What a batch has as lists over its samples.
+_LISTED: Final = (
+    *("all_coords", "all_resolved_mask", "crop_to_all_atom_map"),
+    *("chain_symmetries", "amino_acids_symmetries", "ligand_symmetries"),
+)
+#: Most assignments of chains that the loss tries: the package's default.
+MAX_CHAIN_SYMMETRIES: Final = 100
 
 
-def to_boltz(features: Features, *, paired_rows: int = 0, atoms_per_query: int = ATOMS_PER_QUERY) -> Arrays:
+def to_boltz(
+    features: Features,
+    *,
+    paired_rows: int = 0,
+    symmetry: Symmetry | None = None,
+    atoms_per_query: int = ATOMS_PER_QUERY,
+) -> dict[str, Any]:
     """One sample's features as ``BoltzFeaturizer.process`` names them, without the batch axis.
 
     Args:
         features: a sample's, unpadded.
         paired_rows: how many rows after the query are paired: ``Sample.meta["paired_rows"]``.
+        symmetry: of the sample, by ``Stream.symmetry``: what may be exchanged to fit a prediction; None:
+            nothing.
         atoms_per_query: the model's ``atoms_per_window_queries``.
     """
     return {
         **_token_arrays(features),
         **_atom_arrays(features, atoms_per_query),
         **_msa_arrays(features, paired_rows),
+        **_exchanges(features, symmetry),
     }
 
 
-def to_boltz_batch(samples: Sequence[Arrays]) -> Arrays:
-    """Adapted samples as one batch, padded with zeros as the package's ``collate`` does."""
-    return padded_stack(samples, {})
+def to_boltz_batch(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Adapted samples as one batch, padded with zeros as the package's ``collate`` does.
+
+    What the exchanges of atoms and chains need is a list over the samples.
+    """
+    padded = padded_stack(
+        [{name: value for name, value in sample.items() if name not in _LISTED} for sample in samples], {}
+    )
+    return padded | {name: [sample[name] for sample in samples] for name in _LISTED}
+
+
+def _exchanges(features: Features, symmetry: Symmetry | None) -> dict[str, Any]:
+    truth = whole_truth(features, symmetry)
+    residues: list[list[list[tuple[int, int]]]] = []
+    ligands: list[list[list[tuple[int, int]]]] = []
+    single = features["token_atom_count"][features["atom_to_token"]] == 1
+    for images in symmetry.automorphisms if symmetry else ():
+        swaps = [
+            [(int(atom), int(image)) for atom, image in zip(images[0], row, strict=True) if atom != image]
+            for row in images[1:]
+        ]
+        (ligands if single[images[0, 0]] else residues).append(swaps)
+    return {
+        "all_coords": truth.coords,
+        "all_resolved_mask": truth.coords_mask.astype(np.float32),
+        "crop_to_all_atom_map": truth.own.astype(np.float32),
+        "chain_symmetries": _chain_assignments(truth, np.unique(features["asym_id"]).tolist()),
+        "amino_acids_symmetries": residues,
+        "ligand_symmetries": ligands,
+    }
+
+
+def _chain_assignments(truth: Truth, own: list[int]) -> list[list[tuple[int, ...]]]:
+    """Ways to give each chain of the crop a chain of its group, each another one. The first: each its own.
+
+    Of each chain: its first atom and end, those of the one that takes its place, and the numbers of both.
+    Of more than MAX_CHAIN_SYMMETRIES ways some at random, the same in every run.
+    """
+    chains, starts = np.unique(truth.asym_id, return_index=True)
+    first, end = starts.tolist(), [*starts[1:].tolist(), len(truth.asym_id)]
+    alike: dict[tuple[int, int], list[int]] = {}
+    seen: Counter[int] = Counter()
+    for number, atom in enumerate(first):
+        molecule = int(truth.molecule[atom])
+        alike.setdefault((int(truth.group[atom]), seen[molecule]), []).append(number)
+        seen[molecule] += 1
+    mine = [[number for number in group if chains[number] in own] for group in alike.values()]
+    copies = [
+        [*some, *(number for number in group if number not in some)]
+        for some, group in zip(mine, alike.values(), strict=True)
+    ]
+    pairs = list(zip(copies, map(len, mine), strict=True))
+    ways: Iterable[Sequence[Sequence[int]]]
+    if math.prod(math.perm(len(group), size) for group, size in pairs) <= MAX_CHAIN_SYMMETRIES:
+        ways = product(*(permutations(group, size) for group, size in pairs))
+    else:
+        rng = np.random.default_rng(0)
+        ways = [mine] + [
+            [rng.permutation(group)[:size].tolist() for group, size in pairs]
+            for _ in range(MAX_CHAIN_SYMMETRIES - 1)
+        ]
+    return [
+        [
+            (first[a], end[a], first[b], end[b], a, b)
+            for some, others in zip(mine, way, strict=True)
+            for a, b in zip(some, others, strict=True)
+        ]
+        for way in ways
+    ]
 
 
 def _token_arrays(features: Features) -> Arrays:

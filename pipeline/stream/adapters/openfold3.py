@@ -16,6 +16,8 @@ from megafold.pipeline.stream.adapters.arrays import (
     padded_stack,
     template_pairs,
 )
+from megafold.pipeline.stream.adapters.truth import Truth, whole_truth
+from megafold.pipeline.stream.symmetry import Symmetry
 
 #: Classes of ``ref_element``: OpenFold3 has the known elements, where AF3 SI table 5 has 128.
 N_ELEMENT: Final = 119
@@ -30,98 +32,140 @@ LOSS_WEIGHTS: Final = {
     "pae": 0.0,
     "distogram": 3e-2,
 }
+#: Confidence losses count for entries of such resolutions alone, Å: the package's defaults.
+RESOLUTIONS: Final = (0.1, 4.0)
+CONFIDENCE_LOSSES: Final = ("plddt", "pde", "experimentally_resolved", "pae")
 
 Batch = dict[str, Any]
 
 
 def to_openfold3(
-    features: Features, *, paired_rows: int = 0, loss_weights: Mapping[str, float] = LOSS_WEIGHTS
+    features: Features,
+    *,
+    paired_rows: int = 0,
+    resolution: float | None = None,
+    symmetry: Symmetry | None = None,
+    loss_weights: Mapping[str, float] = LOSS_WEIGHTS,
 ) -> Batch:
     """One sample's batch, without the batch axis.
 
     Args:
         features: a sample's, unpadded.
         paired_rows: how many rows after the query are paired: ``Sample.meta["paired_rows"]``.
+        resolution: of the entry, Å: ``Sample.meta["resolution"]``. Without one, and outside RESOLUTIONS,
+            confidence losses weigh nothing.
+        symmetry: of the sample, by ``Stream.symmetry``: what may be exchanged to fit a prediction; None:
+            nothing.
         loss_weights: of this sample; the package sets them for each data set.
 
     The labels are under ``ground_truth``, the weights under ``loss_weights``.
     """
-    molecules = _molecule_arrays(features)
+    truth = whole_truth(features, symmetry)
+    start = np.flatnonzero(np.diff(truth.token, prepend=-1))
+    source = features["atom_to_token"][truth.source[start]]
+    own = truth.token[truth.own[features["token_atom_start"]]]
+    exchange = _exchange_arrays(truth, start)
+    numbers = _numbers(features["token_index"], own, len(start))
+    shared = _token_arrays(features)
     labels = {
-        **{name: molecules[name] for name in ("is_protein", "is_rna", "is_dna", "is_ligand", "is_atomized")},
-        **{name: molecules[name] for name in _LABELLED},
-        "atom_mask": np.ones(len(features["ref_pos"]), np.float32),
-        "atom_positions": features["coords"],
-        "atom_resolved_mask": features["coords_mask"].astype(np.float32),
+        **{name: value[source] for name, value in shared.items()},
+        **exchange,
+        "token_index": numbers,
+        "num_atoms_per_token": np.diff([*start, len(truth.token)]).astype(np.int32),
+        "start_atom_index": start.astype(np.int32),
+        "atom_mask": np.ones(len(truth.place), np.float32),
+        "atom_positions": truth.coords,
+        "atom_resolved_mask": truth.coords_mask.astype(np.float32),
     }
+    weights = dict(loss_weights)
+    if resolution is None or not RESOLUTIONS[0] <= resolution <= RESOLUTIONS[1]:
+        weights |= dict.fromkeys(CONFIDENCE_LOSSES, 0.0)
     return {
-        **molecules,
+        **shared,
+        **{name: value[own] for name, value in exchange.items()},
+        **_number_arrays(features),
+        "token_index": numbers[own],
         **_atom_arrays(features),
         **_msa_arrays(features, paired_rows),
         **_template_arrays(features),
         "token_bonds": features["token_bonds"].astype(np.int32),
+        "ref_space_uid_to_perm": _atom_orders(features, truth, symmetry),
         "ground_truth": labels,
-        "loss_weights": {name: np.array(value, np.float32) for name, value in loss_weights.items()},
+        "loss_weights": {name: np.array(value, np.float32) for name, value in weights.items()},
     }
-
-
-_LABELLED: Final = (
-    "token_index",
-    "restype",
-    "token_mask",
-    "num_atoms_per_token",
-    "start_atom_index",
-    "mol_entity_id",
-    "mol_sym_id",
-    "mol_sym_token_index",
-    "mol_sym_component_id",
-)
 
 
 def to_openfold3_batch(samples: Sequence[Batch]) -> Batch:
-    """Adapted samples as one batch, padded with zeros; nested dictionaries stay nested."""
-    nested = [name for name, value in samples[0].items() if isinstance(value, dict)]
-    flat = [{name: value for name, value in sample.items() if name not in nested} for sample in samples]
+    """Adapted samples as one batch, padded with zeros; ``ref_space_uid_to_perm`` is a list of theirs."""
+    orders = "ref_space_uid_to_perm"
+    nested = [name for name, value in samples[0].items() if isinstance(value, dict) and name != orders]
+    flat = [
+        {name: value for name, value in sample.items() if name not in (*nested, orders)} for sample in samples
+    ]
     batch: Batch = dict(padded_stack(flat, {}))
+    if orders in samples[0]:
+        batch[orders] = [sample[orders] for sample in samples]
     return batch | {name: to_openfold3_batch([sample[name] for sample in samples]) for name in nested}
 
 
-def _molecule_arrays(features: Features) -> Arrays:
-    n_token = len(features["restype"])
-    changed = modified(features)
-    arrays: dict[str, NDArray[Any]] = {
-        "residue_index": features["residue_index"],
-        "token_index": np.arange(n_token),
-        "asym_id": features["asym_id"],
-        "entity_id": features["entity_id"],
-        "sym_id": features["sym_id"],
-        "restype": one_hot(features["restype"], N_RESTYPE, np.int32),
-        "is_protein": features["is_protein"],
-        "is_rna": features["is_rna"],
-        "is_dna": features["is_dna"],
-        "is_ligand": features["is_ligand"],
-        "is_atomized": features["is_ligand"] | changed,
-        "num_atoms_per_token": features["token_atom_count"],
-        "start_atom_index": features["token_atom_start"],
-        "mol_entity_id": features["entity_id"],
-        "mol_sym_id": features["sym_id"],
-        "mol_sym_token_index": features["token_index"] - _first_token(features),
-        "mol_sym_component_id": features["asym_id"],
-    }
-    arrays = {name: value.astype(np.int32) for name, value in arrays.items()}
-    arrays["token_mask"] = np.ones(n_token, np.float32)
-    arrays["cyclic_mask"] = np.zeros(n_token, bool)
+def _exchange_arrays(truth: Truth, start: NDArray[np.int64]) -> Arrays:
+    """Of each token of the truth: its molecule's kind and copy, its number and its residue's in these."""
+    molecule, group = truth.molecule[start], truth.group[start]
+    residue = truth.residue[start]
+    arrays = {name: np.zeros(len(start), np.int32) for name in _EXCHANGE}
+    for kind, value in enumerate(np.unique(group), start=1):
+        for copy, member in enumerate(np.unique(molecule[group == value]), start=1):
+            here = molecule == member
+            arrays["mol_entity_id"][here] = kind
+            arrays["mol_sym_id"][here] = copy
+            arrays["mol_sym_token_index"][here] = np.arange(here.sum())
+            arrays["mol_sym_component_id"][here] = np.unique(residue[here], return_inverse=True)[1] + 1
     return arrays
 
 
-def _first_token(features: Features) -> NDArray[np.int64]:
-    """[N_token] lowest ``token_index`` of the token's chain in the crop."""
-    chains, place = np.unique(features["asym_id"], return_inverse=True)
-    first = np.array(
-        [features["token_index"][place == chain].min() for chain in range(len(chains))], np.int64
-    )
-    found: NDArray[np.int64] = first[place]
-    return found
+_EXCHANGE: Final = ("mol_entity_id", "mol_sym_id", "mol_sym_token_index", "mol_sym_component_id")
+
+
+def _numbers(own_numbers: NDArray[np.int32], own: NDArray[np.int64], n_token: int) -> NDArray[np.int32]:
+    """[n_token] ascending numbers of the truth's tokens: those of the crop stay where there is room."""
+    numbers = np.full(n_token, -1, np.int32)
+    numbers[own] = own_numbers
+    for place in np.flatnonzero(numbers < 0):
+        numbers[place] = numbers[place - 1] + 1 if place else 0
+    # A copy that lacks atoms leaves no room for them.
+    return numbers if (np.diff(numbers) > 0).all() else np.arange(n_token, dtype=np.int32)
+
+
+def _token_arrays(features: Features) -> Arrays:
+    """What tokens of the crop and of the ground truth both have."""
+    names = ("is_protein", "is_rna", "is_dna", "is_ligand")
+    return {
+        **{name: features[name].astype(np.int32) for name in names},
+        "is_atomized": (features["is_ligand"] | modified(features)).astype(np.int32),
+        "restype": one_hot(features["restype"], N_RESTYPE, np.int32),
+        "token_mask": np.ones(len(features["restype"]), np.float32),
+    }
+
+
+def _number_arrays(features: Features) -> Arrays:
+    names = ("residue_index", "asym_id", "entity_id", "sym_id")
+    return {
+        **{name: features[name].astype(np.int32) for name in names},
+        "num_atoms_per_token": features["token_atom_count"],
+        "start_atom_index": features["token_atom_start"],
+        "cyclic_mask": np.zeros(len(features["restype"]), bool),
+    }
+
+
+def _atom_orders(features: Features, truth: Truth, symmetry: Symmetry | None) -> dict[int, NDArray[np.int32]]:
+    """For each residue [n, k] equivalent orders of its atoms, as places among the truth's of that residue."""
+    residue = truth.residue
+    place = truth.own - np.searchsorted(residue, residue[truth.own])
+    space = features["ref_space_uid"]
+    orders = {int(uid): place[space == uid][None].astype(np.int32) for uid in np.unique(space)}
+    for images in symmetry.automorphisms if symmetry else ():
+        orders[int(space[images[0, 0]])] = place[images].astype(np.int32)
+    return orders
 
 
 def _atom_arrays(features: Features) -> Arrays:
@@ -143,7 +187,7 @@ def _msa_arrays(features: Features, paired_rows: int) -> Arrays:
         "has_deletion": features["has_deletion"],
         "deletion_value": features["deletion_value"],
         "msa_mask": features["msa_mask"].astype(np.float32),
-        "num_paired_seqs": np.array(1 + paired_rows, np.int64),
+        "num_paired_seqs": np.array(1 + paired_rows, np.int32),
         "profile": features["profile"],
         "deletion_mean": features["deletion_mean"],
     }

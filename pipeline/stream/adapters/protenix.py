@@ -1,6 +1,6 @@
 """Samples for Protenix (package ``protenix``): its feature and label dictionaries. A batch is one sample."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from megafold.pipeline.stream.adapters.arrays import (
     one_hot,
     template_pairs,
 )
+from megafold.pipeline.stream.adapters.truth import Truth, whole_truth
+from megafold.pipeline.stream.symmetry import Symmetry
 
 #: Template slots: Protenix averages over four, present or not.
 N_TEMPLATE: Final = 4
@@ -22,23 +24,55 @@ N_TEMPLATE: Final = 4
 NO_RESOLUTION: Final = -1.0
 
 
-def to_protenix(features: Features, *, resolution: float | None = None) -> tuple[Arrays, Arrays]:
-    """``input_feature_dict`` and ``label_dict`` of one sample, as ``Protenix.forward`` takes them.
+def to_protenix(
+    features: Features, *, resolution: float | None = None, symmetry: Symmetry | None = None
+) -> tuple[dict[str, Any], Arrays, Arrays]:
+    """``input_feature_dict``, ``label_full_dict`` and ``label_dict`` of one sample, for ``Protenix.forward``.
 
     Args:
         features: a sample's, unpadded.
-        resolution: of the entry, Å.
+        resolution: of the entry, Å: ``Sample.meta["resolution"]``.
+        symmetry: of the sample, by ``Stream.symmetry``: what may be exchanged to fit a prediction; None:
+            nothing.
     """
-    inputs = {
+    truth = whole_truth(features, symmetry)
+    inputs: dict[str, Any] = {
         **_token_arrays(features),
         **_atom_arrays(features),
+        **_exchange_arrays(truth, truth.own),
         **_msa_arrays(features),
         **_template_arrays(features),
         "bond_mask": bond_mask(features),
         "resolution": np.array([NO_RESOLUTION if resolution is None else resolution], np.float32),
+        "atom_perm_list": _atom_orders(features, symmetry),
     }
     labels = {"coordinate": features["coords"], "coordinate_mask": features["coords_mask"].astype(np.int64)}
-    return inputs, labels
+    full_labels = {
+        **_exchange_arrays(truth, np.arange(len(truth.place))),
+        "coordinate": truth.coords,
+        "coordinate_mask": truth.coords_mask.astype(np.int64),
+        "pae_rep_atom_mask": inputs["pae_rep_atom_mask"][truth.source],
+    }
+    return inputs, full_labels, labels
+
+
+def _exchange_arrays(truth: Truth, atoms: NDArray[np.int64]) -> Arrays:
+    return {
+        "mol_id": truth.molecule[atoms],
+        "entity_mol_id": truth.group[atoms],
+        "mol_atom_index": truth.place[atoms],
+    }
+
+
+def _atom_orders(features: Features, symmetry: Symmetry | None) -> list[list[int]]:
+    """For each atom where it is in each equivalent order of its residue's atoms, from 0 in the residue."""
+    space = features["ref_space_uid"]
+    place = np.arange(len(space)) - np.searchsorted(space, space)
+    orders = [[int(value)] for value in place]
+    for images in symmetry.automorphisms if symmetry else ():
+        for atom, column in zip(images[0].tolist(), place[images].T.tolist(), strict=True):
+            orders[atom] = column
+    return orders
 
 
 def bond_mask(features: Features) -> NDArray[np.int64]:
@@ -83,7 +117,6 @@ def _atom_arrays(features: Features) -> Arrays:
     token = features["atom_to_token"].astype(np.int64)
     center = _marked(features["center_atom"], len(token))
     polymer_center = center & (1 - features["is_ligand"][token])
-    chain_start = np.unique(features["asym_id"][token], return_index=True, return_inverse=True)
     arrays = {
         "ref_mask": features["ref_mask"],
         "ref_element": one_hot(features["ref_element"] - 1, N_ELEMENT),
@@ -100,9 +133,6 @@ def _atom_arrays(features: Features) -> Arrays:
         "pae_rep_atom_mask": center,
         "plddt_m_rep_atom_mask": polymer_center,
         "distogram_rep_atom_mask": _marked(features["rep_atom"], len(token)),
-        "mol_id": features["asym_id"][token],
-        "entity_mol_id": features["entity_id"][token],
-        "mol_atom_index": np.arange(len(token)) - chain_start[1][chain_start[2]],
     }
     converted = {name: value.astype(np.int64) for name, value in arrays.items()}
     return converted | {"ref_pos": features["ref_pos"]}

@@ -1,0 +1,46 @@
+"""What the adapters' examples share: their arguments, a sample to train on, and the steps.
+
+Each trains on one sample with the same random numbers in each step, so that the loss alone shows whether the
+model learns from it.
+"""
+
+import argparse
+import random
+
+import numpy as np
+import torch
+
+from megafold.pipeline.stream import CropConfig, MsaConfig, SamplingConfig, Stream, StreamConfig
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cache")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--entry", help="draw samples from this entry alone")
+    parser.add_argument("--index", type=int, default=0, help="which sample")
+    return parser.parse_args()
+
+
+def draw(args):
+    """A crop of 48 tokens and what may be exchanged in it."""
+    sampling = SamplingConfig(entries=(args.entry,) if args.entry else ())
+    stream = Stream(
+        args.cache, StreamConfig(crop=CropConfig(tokens=48), msa=MsaConfig(rows=16), sampling=sampling)
+    )
+    sample = stream.sample(args.index)
+    print(sample.meta["entry"], len(sample.features["restype"]), "tokens")
+    return sample, stream.symmetry(args.index)
+
+
+def train(model, loss_of, steps, rate):
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    for step in range(steps):
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002 - the packages draw from it
+        torch.manual_seed(1)
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"step {step} loss {loss.item():.4f}", flush=True)
