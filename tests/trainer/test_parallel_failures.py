@@ -12,7 +12,8 @@ from tests.trainer.test_data_parallel import ROOT, free_port
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0", "PYTHONPATH": str(ROOT)}
 
-#: Pairs of ranks, of which the second comes to grief while the first waits, as in a collective.
+#: Pairs of ranks, of which the second comes to grief while the first waits, as in a collective. "asked":
+#: the first one's collective fails, and it asks who is missing before its thread has looked.
 PAIRS = textwrap.dedent(
     """
     import os, signal, sys, time
@@ -21,22 +22,21 @@ PAIRS = textwrap.dedent(
 
     import megafold.trainer.parallel.watch as watch
 
-    port, watch.BEAT_S = int(sys.argv[1]), 0.2
+    port = int(sys.argv[1])
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
-    def fail():
-        raise ValueError("something of its own")
-
     def first(peers, fate):
-        time.sleep(1 if fate == "SIGKILL" else 60)
+        time.sleep(1 if fate == "asked" else 60)
         print(f"missing: {peers.missing()}", file=sys.stderr, flush=True)
 
     def second(peers, fate):
         time.sleep(0.5)
-        fail() if fate == "raise" else os.kill(os.getpid(), signal.Signals[fate])
+        if fate == "raise":
+            raise ValueError("something of its own")
+        os.kill(os.getpid(), signal.Signals["SIGKILL" if fate == "asked" else fate])
 
     children = {}
-    for number, fate in enumerate(("SIGKILL", "SIGSTOP", "raise")):
+    for number, fate in enumerate(sys.argv[3:]):
         for rank, part in enumerate((first, second)):
             children[fate, rank] = child = os.fork()
             if child:
@@ -44,6 +44,7 @@ PAIRS = textwrap.dedent(
             # As many attempts of one job: they share a store.
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
             os.dup2(os.open(f"{sys.argv[2]}/{fate}{rank}", os.O_CREAT | os.O_WRONLY), 2)
+            watch.BEAT_S = 5.0 if fate == "asked" else 0.2
             try:
                 with watch.PeerWatch(rank, 2, 3.0) as peers:
                     part(peers, fate)
@@ -51,7 +52,7 @@ PAIRS = textwrap.dedent(
                 os._exit(1)
             os._exit(0)
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    for fate in ("SIGKILL", "SIGSTOP", "raise"):
+    for fate in sys.argv[3:]:
         _, status = os.waitpid(children[fate, 0], 0)
         print(fate, children[fate, 1], os.waitstatus_to_exitcode(status), flush=True)
         os.kill(children[fate, 1], signal.SIGKILL)
@@ -59,28 +60,31 @@ PAIRS = textwrap.dedent(
     """
 )
 
+#: By what becomes of the second rank: how the first one ends, and what it says.
+FATES: dict[str, tuple[int, str]] = {
+    "asked": (0, "missing: ['rank 1 ({who})']"),
+    "SIGKILL": (3, "Error: rank 1 ({who}) died. Rank 0 ends, too"),
+    "SIGSTOP": (3, "Error: rank 1 ({who}) has not answered for 3 s. Rank 0 ends, too"),
+    "raise": (3, "Error: rank 1 ({who}) failed: ValueError: something of its own. Rank 0 ends, too"),
+}
+
 
 def test_a_lost_rank_ends_the_others(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", PAIRS, str(free_port()), str(tmp_path)],
+        [sys.executable, "-c", PAIRS, str(free_port()), str(tmp_path), *FATES],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=180,
         check=True,
     )
-    expected: dict[str, tuple[int, str]] = {
-        "SIGKILL": (0, "missing: ['rank 1 ({who})']"),  # dead: asked, it knows at once
-        "SIGSTOP": (3, "Error: rank 1 ({who}) has not answered for 3 s. Rank 0 ends, too"),
-        "raise": (3, "Error: rank 1 ({who}) failed: ValueError: something of its own. Rank 0 ends, too"),
-    }
-    for line in result.stdout.splitlines():
-        fate, process, status = line.split()
-        code, message = expected.pop(fate)
+    ended = [line.split() for line in result.stdout.splitlines()]
+    assert [fate for fate, _, _ in ended] == list(FATES)
+    for fate, process, status in ended:
+        code, message = FATES[fate]
         who = f"{os.uname().nodename}, process {process}"
         assert message.format(who=who) in (tmp_path / f"{fate}0").read_text()
         assert int(status) == code
-    assert not expected
 
 
 #: Rank 1 dies in step 3, in the middle of the trunk, unless the run has been started again.

@@ -30,9 +30,10 @@ class PeerError(TrainerError):
 class PeerWatch:
     """A context within which this rank counts and watches; alone it does nothing.
 
-    Rank r watches rank r + 1. It tells all others through the store of a count that has stood still for
-    ``timeout_s``, and each ends its process, whatever its main thread is waiting for. So does a rank that
-    leaves the context with an exception, which the others would otherwise wait for.
+    Rank r watches rank r + 1. It tells all others through the store of a process of this machine that is
+    dead, or of a count that has stood still for ``timeout_s``, and each ends its process, whatever its main
+    thread is waiting for. So does a rank that leaves the context with an exception, which the others would
+    otherwise wait for.
     """
 
     def __init__(self, rank: int, world: int, timeout_s: float) -> None:
@@ -96,6 +97,8 @@ class PeerWatch:
                 beat = self._get(f"beat/{watched}")
                 if beat != seen or beat == "done":
                     seen, since = beat, time.monotonic()
+                elif self._is_dead(watched):
+                    self._set("failed", f"{self._name(watched)} died")
                 elif time.monotonic() - since > self._timeout:
                     still = f"has not answered for {self._timeout:.0f} s"
                     self._set("failed", f"{self._name(watched)} {still}")
