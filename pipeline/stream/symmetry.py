@@ -57,21 +57,28 @@ def residue_automorphisms(
     """
     residue = view.residue[view.atom_to_token]
     starts = np.flatnonzero(np.diff(residue, prepend=-1))
+    component = view.entry.residues["component"][residue[starts]]
+    known: dict[tuple[int, bytes], NDArray[np.int64]] = {}  # most residues are like others of the crop
     found = []
-    for start, end in zip(starts, [*starts[1:], len(residue)], strict=True):
-        key = view.entry.components[view.entry.residues["component"][residue[start]]]
-        orders = library[key].automorphisms
-        if len(orders) < 2:
-            continue
+    for start, end, kind in zip(starts, [*starts[1:], len(residue)], component.tolist(), strict=True):
         here = component_atom[start:end]
-        place = np.full(int(max(orders.max(), here.max())) + 1, -1)
-        place[here] = np.arange(start, end)
-        # Column j of an automorphism says where heavy atom j goes; atoms that are here must stay here.
-        images = place[orders[:, np.isin(orders[0], here)]]
-        images = np.unique(images[(images >= 0).all(axis=1)], axis=0)
-        if len(images) > 1:
-            found.append(_identity_first(images))
+        alike = (kind, here.tobytes())
+        if alike not in known:
+            known[alike] = _orders(library[view.entry.components[kind]].automorphisms, here)
+        if len(known[alike]) > 1:
+            found.append(start + known[alike])
     return tuple(found)
+
+
+def _orders(automorphisms: NDArray[np.int64], here: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Equivalent orders of a residue's atoms, as indices into ``here``, the atoms of the component it has."""
+    if len(automorphisms) < 2:
+        return np.empty((0, 0), np.int64)
+    place = np.full(int(max(automorphisms.max(), here.max())) + 1, -1)
+    place[here] = np.arange(len(here))
+    # Column j of an automorphism says where heavy atom j goes; atoms that are here must stay here.
+    images = place[automorphisms[:, np.isin(automorphisms[0], here)]]
+    return _identity_first(np.unique(images[(images >= 0).all(axis=1)], axis=0))
 
 
 def _identity_first(images: NDArray[np.int64]) -> NDArray[np.int64]:
