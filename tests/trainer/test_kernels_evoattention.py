@@ -30,7 +30,8 @@ def test_numbers_in_the_interpreter():
 def compiled(target: str, name: str, tile: Tile, dtype: str, channels: int, even: bool):
     wide = f"*{dtype}"
     pointers = dict.fromkeys(("q", "k", "v", "bias", "bias_t", "out", "dout", "dq", "dk", "dv"), wide)
-    pointers |= {"mask": wide, "lse": "*fp32", "delta": "*fp32", "dbias": "*fp32"}
+    pointers |= {"mask": "*u8" if name == "key" else wide}
+    pointers |= {"lse": "*fp32", "delta": "*fp32", "dbias": "*fp32"}
     constants = {
         "BQ": tile.bq, "BK": tile.bk, "ROWS": tile.rows, "BIAS_GRADIENT": name == "query_bias",
         "D": channels, "DP": max(16, triton.next_power_of_2(channels)),

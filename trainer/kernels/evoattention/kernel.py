@@ -295,13 +295,14 @@ def query_gradient_kernel(
 def key_gradient_kernel(
     q, k, v, bias_t, mask, lse, dout, delta, dk, dv, R, H, NI, NJ, IP, JP,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
-    m_b, m_r, w_b, w_r, w_h, w_j, w_d, g_b, g_r, g_h, g_i, g_d, unit_scale, scale,
+    m_b, m_r, m_j, w_b, w_r, w_h, w_j, w_d, g_b, g_r, g_h, g_i, g_d, unit_scale, scale,
     BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of BK keys of ROWS rows and one head: all queries go by. Strides ``w_*``: of dk and dv.
 
-    bias_t: [B, H, JP, IP], the prepared bias transposed, so that the tile is read as it is multiplied.
+    bias_t: [B, H, JP, IP], the prepared bias transposed, so that the tile is read as it is multiplied. mask:
+    the boolean one.
     """
     WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
     blocks, groups = tl.cdiv(NJ, BK), tl.cdiv(R, ROWS)
@@ -351,7 +352,8 @@ def key_gradient_kernel(
         dv_tile = dvs[n]
         if HAS_MASK:
             # An absent key touches its own sums alone, so it is enough to drop them here.
-            held = tl.load(mask + b * m_b + tl.minimum(r, R - 1) * m_r + first_j + j)[:, None] == 0
+            held = mask + b * m_b + tl.minimum(r, R - 1) * m_r + (first_j + j).to(tl.int64) * m_j
+            held = tl.load(held, mask=first_j + j < NJ, other=0)[:, None] != 0
             dk_tile = tl.where(held, dk_tile, 0.0)
             dv_tile = tl.where(held, dv_tile, 0.0)
         target = b * w_b + r * w_r + h * w_h + tl.cast(first_j, tl.int64) * w_j

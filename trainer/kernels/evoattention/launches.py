@@ -29,7 +29,11 @@ Ints = tuple[int, ...]
 
 
 class Saved(NamedTuple):
-    """What the gradients are computed from: arguments and results of :func:`attend`."""
+    """What the gradients are computed from: arguments and results of :func:`attend`.
+
+    Attributes:
+        mask: [B, R or 1, J] boolean, what ``masked`` was made of, or None. dK and dV need no ``masked``.
+    """
 
     q: Tensor
     k: Tensor
@@ -37,6 +41,7 @@ class Saved(NamedTuple):
     masked: Tensor
     out: Tensor
     lse: Tensor
+    mask: Tensor | None = None
 
 
 class Prepared(NamedTuple):
@@ -160,7 +165,7 @@ class _Shapes(NamedTuple):
 
     @property
     def inputs(self) -> Ints:
-        """Strides of q, k, v and mask."""
+        """Strides of q, k, v and mask: of its batch and row, and of its key unless it is prepared."""
         q, k, v, *_ = self.strides
         return (*q, *k, *v, *self.mask)
 
@@ -235,7 +240,7 @@ def query_gradient(
         Σ dO·O of each query [B, R, H, I padded], and dBias [B, H, I, J padded] in float32, empty unless it is
         needed.
     """
-    q, k, v, masked, out, lse = saved
+    q, k, v, masked, out, lse, _ = saved
     delta = torch.empty((*q.shape[:3], padded(q.shape[3])), dtype=torch.float32, device=q.device)
     added = dbias.numel() > 0
     launch = _plan_query(_shapes(q, k, v, masked, prepared.numel() > 0, dq, grad), added)
@@ -263,9 +268,15 @@ def key_gradient(
     grad: Tensor, saved: Saved, transposed: Tensor, delta: Tensor, dk: Tensor, dv: Tensor
 ) -> None:
     """Fills ``dk`` and ``dv``, which have the same strides; ``transposed``: the prepared bias, likewise."""
-    q, k, v, masked, _, lse = saved
-    launch = _plan_key(_shapes(q, k, v, masked, transposed.numel() > 0, dk, grad))
-    launch(q, k, v, transposed, masked, lse, grad, delta, dk, dv)
+    q, k, v, mask, lse = saved.q, saved.k, saved.v, saved.mask, saved.lse
+    strides: Ints = (0, 0, 0)
+    if mask is not None:
+        b_stride, r_stride, j_stride = mask.stride()
+        strides = (b_stride, 0 if mask.shape[1] == 1 else r_stride, j_stride)
+    shapes = _shapes(q, k, v, transposed[:0], transposed.numel() > 0, dk, grad)
+    shapes = shapes._replace(mask=strides, has_mask=mask is not None)
+    held = q if mask is None else mask.view(torch.uint8)
+    _plan_key(shapes)(q, k, v, transposed, held, lse, grad, delta, dk, dv)
 
 
 @lru_cache(_REMEMBERED)
@@ -283,7 +294,7 @@ def _plan_key(shapes: _Shapes) -> Launch:
 
 def bias_gradient(grad: Tensor, saved: Saved, prepared: Tensor, delta: Tensor) -> Tensor:
     """dBias [B, H, I, J padded] in float32, always summed in the same order."""
-    q, k, v, masked, _, lse = saved
+    q, k, v, masked, _, lse, _ = saved
     shapes = _shapes(q, k, v, masked, True, grad)
     b, r, h, i, _ = shapes.q
     j, jp = shapes.keys, padded(shapes.keys)

@@ -27,37 +27,44 @@ _INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output; for the backward: the logarithm of the denominator, and the mask as the kernels read it."""
+) -> tuple[Tensor, Tensor]:
+    """The output; for the backward: the logarithm of the denominator."""
     ready = prepare(bias, mask, q, Wanted(plain=True), (q.shape[3], k.shape[3]))
     # The output is laid out as the queries are, which is how the next projection reads it.
-    out, lse = attend(q, k, v, ready.plain, ready.masked)
-    return out, lse, ready.masked
+    return attend(q, k, v, ready.plain, ready.masked)
 
 
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, masked: Tensor,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None,
     out: Tensor, lse: Tensor, needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV, and dBias [B, H, I, J padded] in float32, empty unless it is needed."""
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
-    saved = Saved(q, k, v, masked, out, lse)
-    lengths = (q.shape[3], k.shape[3])
-    added = needs_bias and not torch.are_deterministic_algorithms_enabled()
+    dq = torch.empty_like(q)
+    saved = Saved(q, k, v, q.new_empty(0), out, lse, mask)
+    delta, dbias = _backward_of_queries(grad, saved, bias, dq, needs_bias)
+    dk, dv = torch.empty_like(k), torch.empty_like(k)
     # The two forms of the bias are never there together: they are what a step needs beside its result.
-    ready = prepare(bias, None, q, Wanted(plain=True, zeros=added), lengths)
-    delta, dbias = query_gradient(grad, saved, ready.plain, dq, ready.dbias, needs_bias=needs_bias)
-    del ready
-    ready = prepare(bias, None, q, Wanted(transposed=True), lengths)
+    ready = prepare(bias, None, q, Wanted(transposed=True), (q.shape[3], k.shape[3]))
     key_gradient(grad, saved, ready.transposed, delta, dk, dv)
     return dq, dk, dv, dbias
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, bias, _mask = inputs
-    out, lse, masked = output
-    # Not the prepared bias but the caller's own, which is there anyway.
-    ctx.save_for_backward(q, k, v, bias, masked, out, lse)
+def _backward_of_queries(
+    grad: Tensor, saved: Saved, bias: Tensor | None, dq: Tensor, needs_bias: bool
+) -> tuple[Tensor, Tensor]:
+    """Fills ``dq``; what :func:`query_gradient` returns. Bias and mask are prepared anew, not kept."""
+    added = needs_bias and not torch.are_deterministic_algorithms_enabled()
+    lengths = (saved.q.shape[3], saved.k.shape[3])
+    ready = prepare(bias, saved.mask, saved.q, Wanted(plain=True, zeros=added), lengths)
+    saved = saved._replace(masked=ready.masked)
+    return query_gradient(grad, saved, ready.plain, dq, ready.dbias, needs_bias=needs_bias)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, bias, mask = inputs
+    out, lse = output
+    # Not bias and mask as they were prepared but the caller's own, which are there anyway.
+    ctx.save_for_backward(q, k, v, bias, mask, out, lse)
     ctx.needs_bias = bias is not None and ctx.needs_input_grad[3]
     ctx.set_materialize_grads(False)
 
@@ -87,9 +94,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None, None
-        q, k, v, bias, masked, out, lse = ctx.saved_tensors
-        wanted = ctx.needs_bias
-        return _finish(ctx, bias, _backward(grad, q, k, v, bias, masked, out, lse, wanted))
+        saved = ctx.saved_tensors
+        return _finish(ctx, saved[3], _backward(grad, *saved, ctx.needs_bias))
 
 
 _operator = torch.library.custom_op("megafold::evoattention", _forward, mutates_args=())
@@ -97,18 +103,14 @@ _operator_backward = torch.library.custom_op("megafold::evoattention_backward", 
 
 
 @_operator.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     b, r, h, i, _channels = q.shape
-    masked = (0,) if mask is None else (b, mask.shape[1], padded(k.shape[3]))
-    lse = q.new_empty((b, r, h, line_length(i, q.dtype)), dtype=torch.float32)
-    return torch.empty_like(q), lse, q.new_empty(masked, dtype=torch.float32 if mask is None else q.dtype)
+    return torch.empty_like(q), q.new_empty((b, r, h, line_length(i, q.dtype)), dtype=torch.float32)
 
 
 @_operator_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, masked: Tensor,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None,
     out: Tensor, lse: Tensor, needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     b, _rows, h, i, _channels = q.shape

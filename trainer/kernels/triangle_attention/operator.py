@@ -49,8 +49,8 @@ def _rows(x: Tensor, starting: bool) -> Tensor:
 def _forward(
     z: Tensor, mask: Tensor, norm_weight: Tensor, norm_bias: Tensor, qkv: Tensor, gate: Tensor, bias: Tensor,
     out_weight: Tensor, keep: Tensor | None, starting: bool, residual: bool, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The output; for the backward: projections, prepared bias and mask, EvoFlash-3D's results, weights."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The output; for the backward: projections, prepared bias, EvoFlash-3D's results, weights."""
     sizes = _sizes(bias, gate)
     packed = pack(sizes, qkv, gate, bias, out_weight, dtype)
     weight, weight_out = sizes.split(packed)
@@ -69,12 +69,12 @@ def _forward(
         None if keep is None else _rows(keep, starting),
         _rows(out, starting),
     )
-    return out, projected, prepared, masked, attended, lse, packed
+    return out, projected, prepared, attended, lse, packed
 
 
 def _backward(
-    grad: Tensor, z: Tensor, norm_weight: Tensor, norm_bias: Tensor, keep: Tensor | None, projected: Tensor,
-    prepared: Tensor, masked: Tensor, attended: Tensor, lse: Tensor, packed: Tensor, starting: bool,
+    grad: Tensor, z: Tensor, mask: Tensor, norm_weight: Tensor, norm_bias: Tensor, keep: Tensor | None,
+    projected: Tensor, prepared: Tensor, attended: Tensor, lse: Tensor, packed: Tensor, starting: bool,
     residual: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dZ; in float32, flat: bias layer and norm [HP + 2, C], q, k, v and gate [4·HD, C], output [C, HD]."""
@@ -90,9 +90,10 @@ def _backward(
     dattended = torch.empty_like(attended)
     kept = None if keep is None else _rows(keep, starting)
     dw_out = gated_gradients(grad, Layout(attended, gates), weight_out, kept, dattended, dgates)
-    saved = Saved(q, k, v, masked, attended, lse)
+    mask = _rows(mask, starting)
     wanted = Wanted(transposed=True, zeros=not torch.are_deterministic_algorithms_enabled(), scale=1.0)
-    ready = prepare(prepared[..., :n], None, projected, wanted, (n, n))
+    ready = prepare(prepared[..., :n], mask, projected, wanted, (n, n))
+    saved = Saved(q, k, v, ready.masked, attended, lse, mask)
     delta, dbias = query_gradient(dattended, saved, prepared, dq, ready.dbias, needs_bias=True)
     key_gradient(dattended, saved, ready.transposed, delta, dk, dv)
     del dattended
@@ -104,8 +105,8 @@ def _backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    z, _mask, norm_weight, norm_bias, qkv, gate, bias, out_weight, keep, starting, residual, _dtype = inputs
-    ctx.save_for_backward(z, norm_weight, norm_bias, keep, *output[1:])
+    z, mask, norm_weight, norm_bias, qkv, gate, bias, out_weight, keep, starting, residual, _dtype = inputs
+    ctx.save_for_backward(z, mask, norm_weight, norm_bias, keep, *output[1:])
     ctx.settings = (starting, residual)
     ctx.dtypes = [t.dtype for t in (norm_weight, norm_bias, qkv, gate, bias, out_weight)]
     ctx.sizes = _sizes(bias, gate)
@@ -153,7 +154,7 @@ _operator_backward = torch.library.custom_op(
 def _(
     z: Tensor, mask: Tensor, norm_weight: Tensor, norm_bias: Tensor, qkv: Tensor, gate: Tensor, bias: Tensor,
     out_weight: Tensor, keep: Tensor | None, starting: bool, residual: bool, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sizes = _sizes(bias, gate)
     b, r, n, _ = z.shape
     kind = torch.promote_types(z.dtype, dtype) if residual else dtype
@@ -161,7 +162,6 @@ def _(
         z.new_empty(z.shape, dtype=kind),
         z.new_empty((4, b, r, sizes.h, n, sizes.d), dtype=dtype),
         z.new_empty((b, sizes.h, r, padded(n)), dtype=dtype),
-        z.new_empty((b, r, padded(n)), dtype=dtype),
         z.new_empty((b, r, sizes.h, n, sizes.d), dtype=dtype),
         z.new_empty((b, r, sizes.h, line_length(n, dtype)), dtype=torch.float32),
         z.new_empty(sizes.packed, dtype=dtype),
@@ -170,8 +170,8 @@ def _(
 
 @_operator_backward.register_fake
 def _(
-    grad: Tensor, z: Tensor, norm_weight: Tensor, norm_bias: Tensor, keep: Tensor | None, projected: Tensor,
-    prepared: Tensor, masked: Tensor, attended: Tensor, lse: Tensor, packed: Tensor, starting: bool,
+    grad: Tensor, z: Tensor, mask: Tensor, norm_weight: Tensor, norm_bias: Tensor, keep: Tensor | None,
+    projected: Tensor, prepared: Tensor, attended: Tensor, lse: Tensor, packed: Tensor, starting: bool,
     residual: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     sizes = Sizes(z.shape[-1], projected.shape[3], projected.shape[5])
