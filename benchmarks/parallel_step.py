@@ -4,12 +4,12 @@
     torchrun --nproc-per-node 2 benchmarks/parallel_step.py --device cpu --preset tiny --lengths 16 --copies 2
 
 A random protein with 8 atoms a residue, 512 rows of MSA, 4 templates, one cycle, 48 noised copies, bfloat16,
-blocks recomputed. First the losses and every parameter's gradient of a step of a shallow network are compared
-with eager ones in float32 on one GPU, for 67 tokens. Then whole steps of the loop (forward, loss, backward,
-gradients summed, Adam, average) are timed on one rank alone and on all: median seconds, the same without any
-transfer, and the memory at its peak, weights and their like included. Last come the parts that have atoms,
-forward and backward: those that every rank repeats, as they are and as they would be if ranks shared their
-atoms (a P-th of the tokens, then a gather of the result), and those that are shared with the noised copies.
+blocks recomputed. Whole steps of the loop (forward, loss, backward, gradients summed, Adam, average) are
+timed on one rank alone and on all: median seconds, the same without any transfer, and the memory at its peak,
+weights and their like included. Then come the parts that have atoms, forward and backward: those that every
+rank repeats, as they are and as they would be if ranks shared their atoms (a P-th of the tokens, then a
+gather of the result), and those that are shared with the noised copies. Last, the loss and every parameter's
+gradient of a step of a shallow network are compared with eager ones in float32 on one GPU.
 """
 
 import argparse
@@ -317,9 +317,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--preset", default="af3")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 768])
+    parser.add_argument("--lengths", type=int, nargs="*", default=[512, 768])
+    parser.add_argument("--ranks", type=int, nargs="+", help="times of so many; default 1 and all")
     parser.add_argument("--copies", type=int, default=48)
-    parser.add_argument("--check-length", type=int, default=67)
+    parser.add_argument("--check-length", type=int, default=67, help="0: no comparison")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--backend", help="of operators; default triton on a GPU, eager on a CPU")
     parser.add_argument("--repeats", type=int, default=3)
@@ -346,8 +347,8 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     say(f"{peers.size} x {name}, torch {torch.__version__}, back end {backend}, preset {arguments.preset}")
     with tempfile.TemporaryDirectory() as folder:
-        right = check(arguments.check_length, setting, Path(folder))
-        steps = timed_steps(arguments.lengths, setting, arguments.repeats, Path(folder))
+        ranks = arguments.ranks or [1, peers.size]
+        steps = timed_steps(arguments.lengths, ranks, setting, arguments.repeats, Path(folder))
     parts = [part for n in arguments.lengths for part in atom_parts(n, setting, arguments.repeats)]
     say("length                           part       ms  shared, ms  its gather, ms")
     for part in parts:
@@ -357,17 +358,22 @@ def main() -> None:
         rows = {"steps": [asdict(step) for step in steps], "atoms": [asdict(part) for part in parts]}
         about = {"device": name, "torch": torch.__version__, "backend": backend, "preset": arguments.preset}
         arguments.json.write_text(json.dumps(about | rows, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        right = not arguments.check_length or check(arguments.check_length, setting, Path(folder))
     dist.destroy_process_group()
     if not right:
         sys.exit("the shared step is further off than the serial one")
 
 
-def timed_steps(lengths: list[int], setting: Setting, repeats: int, folder: Path) -> list[Step]:
+def timed_steps(
+    lengths: list[int], ranks: list[int], setting: Setting, repeats: int, folder: Path
+) -> list[Step]:
     steps = []
     say("ranks  length       s  without transfers  peak GiB     loss")
     for n in lengths:
-        for now in (setting.alone(), setting):
-            if now.peers.size == 1 and setting.peers.rank > 0:
+        for number in ranks:
+            now = setting.alone() if number == 1 else setting
+            if number == 1 and setting.peers.rank > 0:
                 dist.barrier()
                 continue
             step = measure(n, now, repeats, folder)
@@ -376,7 +382,7 @@ def timed_steps(lengths: list[int], setting: Setting, repeats: int, folder: Path
                 f"{step.ranks:5d}  {step.length:6d}  {step.seconds:6.3f}  {step.without_transfers_s:17.3f}"
                 f"  {step.peak_gib:8.2f}  {step.loss:7.3f}"
             )
-            if now.peers.size == 1:
+            if number == 1:
                 dist.barrier()
     return steps
 
