@@ -94,8 +94,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None, None
-        saved = ctx.saved_tensors
-        return _finish(ctx, saved[3], _backward(grad, *saved, ctx.needs_bias))
+        q, k, v, bias, mask, out, lse = ctx.saved_tensors
+        return _finish(ctx, bias, _backward(grad, q, k, v, bias, mask, out, lse, ctx.needs_bias))
 
 
 _operator = torch.library.custom_op("megafold::evoattention", _forward, mutates_args=())

@@ -102,7 +102,8 @@ class _Strip:
         wave = covering(multiprocessors(like.device) * chosen.resident * chosen.input.rows)
         step = wave if most >= wave else ROW_MULTIPLE
         self.rows = max(ROW_MULTIPLE, min(covering(rows), most // step * step))
-        self.scratch = torch.empty((self.rows, width), dtype=like.dtype, device=like.device)
+        self.scratch = torch.empty((self.rows, 3 * hidden), dtype=like.dtype, device=like.device)
+        self.normal = torch.empty((self.rows, channels), dtype=like.dtype, device=like.device)
         self._tile = chosen.weights
         self._sizes = {"C": channels, "H": hidden}
         tiles_of_sum = 3 * hidden // self._tile.hidden
@@ -117,7 +118,7 @@ class _Strip:
         """Add what the scratch rows of the output's gradient ``grad`` [rows, C] hold."""
         _launch_weights(
             self._splits * (3 * self._sizes["H"] // self._tile.hidden),
-            (self.scratch, grad, self._parts), (grad.shape[0],),
+            (self.scratch, self.normal, grad, self._parts), (grad.shape[0],),
             {"BN": self._tile.hidden, "BK": self._tile.rows} | self._sizes
             | {"FIRST": self._first, "SPLITS": self._splits},
             self._tile.options(),
@@ -157,6 +158,7 @@ def backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: list[bool]
     parts_shape = (blocks(covering(m), tile.rows) if of_input and norm else 0, 2, c)
     norm_parts = torch.empty(parts_shape, dtype=torch.float32, device=x.device)
     step = m if strip is None else strip.rows
+    scratch = (dx, dx) if strip is None else (strip.scratch, strip.normal)
     for first in range(0, m, step):
         here = slice(first, min(m, first + step))
         count = here.stop - first
@@ -165,7 +167,7 @@ def backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: list[bool]
         _launch_input(
             programs,
             (rows[here], *_norm(parameters, rows), weight_in, weight_out, grad_rows[here],
-             dx.view(-1, c)[here], norm_parts[first // tile.rows :], dx if strip is None else strip.scratch),
+             dx.view(-1, c)[here], norm_parts[first // tile.rows :], *scratch),
             (count, rows.stride(0)),
             {"BM": tile.rows, "BH": tile.hidden} | _constants(x, weight_out.shape[1], norm)
             | {"HELD": tile.held, "INPUT": of_input, "WEIGHTS": of_weights},

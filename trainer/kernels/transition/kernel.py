@@ -6,11 +6,13 @@ sees first, ``weight_out`` [C, H].
 
 A program keeps BM normalised rows and goes through the hidden channels BH at a time: the hidden activation is
 never in memory. The backward computes it anew in the same way and has the input's gradient at the end. The
-gradients of the weights are products over all rows, so what they need is written to a strip of scratch rows
+gradients of the weights are products over all rows, so what they need is written to scratch memory: a strip of
+rows, | dGate and dValue: 2·H | hidden: H |, and the normalised input. A second kernel sums its products. The
+caller takes as many rows at a time as it has scratch for.
 
-    | dGate and dValue: 2·H | hidden: H | normalised input: C |
-
-and a second kernel sums its products. The caller takes as many rows at a time as it has scratch for.
+A strip lies in memory in tiles of 8 rows by 32 columns, one after the other along a row of them, and a tile's
+columns in the order in which the matrix units deal them to threads (:func:`_dealt`): a thread has 16 bytes that
+are neighbours there, and what is computed is written without a way through shared memory.
 
 Gate and value are one product: the rows of ``weight_in`` are taken eight of the gate's and eight of the
 value's in turn, and so are the columns of dGate and dValue. As eight columns are what the matrix units give a
@@ -85,6 +87,27 @@ def _unite(gate, value, BM: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
+def _dealt(n):
+    """Which column lies at place ``n`` of a strip: the tile's columns 2t, 2t + 1 of every eight, for each t."""
+    return n // 32 * 32 + n // 2 % 4 * 8 + n // 8 % 4 * 2 + n % 2
+
+
+@triton.jit
+def _store_strip(lines, first, value, W: tl.constexpr, BM: tl.constexpr, WIDTH: tl.constexpr):
+    """Write [BM, WIDTH] to a strip of rows W wide, from its column ``first`` on, a multiple of 32."""
+    GROUPS: tl.constexpr = WIDTH // 32
+    SIXTEENS: tl.constexpr = BM // 16
+    # A warp has 16 rows, a thread two of each eight columns of one of each eight rows.
+    value = tl.reshape(value, (SIXTEENS, 2, 8, GROUPS, 4, 4, 2))
+    value = tl.reshape(tl.permute(value, (1, 3, 0, 2, 5, 4, 6)), (2 * GROUPS * SIXTEENS, 256))
+    m = tl.arange(0, 2 * GROUPS * SIXTEENS)
+    eight = m % SIXTEENS * 2 + m // (SIXTEENS * GROUPS)
+    group = m // SIXTEENS % GROUPS
+    place = (eight * (W // 32) + group)[:, None] * 256 + tl.arange(0, 256)[None, :]
+    tl.store(lines + first * 8 + place, value)
+
+
+@triton.jit
 def forward_kernel(
     x, norm_weight, norm_bias, weight_in, weight_out, out, M, x_row,
     BM: tl.constexpr, BH: tl.constexpr, C: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
@@ -108,24 +131,24 @@ def forward_kernel(
 
 @triton.jit
 def input_gradient_kernel(
-    x, norm_weight, norm_bias, weight_in, weight_out, dout, dx, norm_parts, strip, M, x_row,
+    x, norm_weight, norm_bias, weight_in, weight_out, dout, dx, norm_parts, strip, normal, M, x_row,
     BM: tl.constexpr, BH: tl.constexpr, C: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
     EPS: tl.constexpr, HELD: tl.constexpr, INPUT: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """One program: BM rows.
 
     INPUT: write dX and, with NORM, this program's sums of the norm's gradients to ``norm_parts``
-    [programs, 2, C]. WEIGHTS: write the scratch rows; those from M on have no gradient, so nothing adds up.
+    [programs, 2, C]. WEIGHTS: write ``strip`` and ``normal`` [rows, C]; rows from M on have no gradient, so
+    nothing adds up.
     """
     dtype = weight_in.dtype.element_ty
-    W: tl.constexpr = 3 * H + C
     first = tl.program_id(0) * BM
     row, c, n = tl.arange(0, BM), tl.arange(0, C), tl.arange(0, BH)
     tile = _input(x, norm_weight, norm_bias, first, x_row, M, dtype, C, BM, NORM, EPS, HELD)
     grad = _load_rows(dout, first, C, M, C, BM)
-    lines = strip + tl.cast(first, tl.int64) * W
+    lines = strip + tl.cast(first, tl.int64) * (3 * H)
     if WEIGHTS:
-        tl.store(lines + (row[:, None] * W + 3 * H + c[None, :]), tile)
+        tl.store(normal + tl.cast(first, tl.int64) * C + (row[:, None] * C + c[None, :]), tile)
     picked = _eights(BH, H)
     acc = tl.zeros([BM, C], tl.float32)
     for start in range(0, H, BH):
@@ -139,9 +162,8 @@ def input_gradient_kernel(
         dgate = (dhidden * value * (sigmoid + swish * (1.0 - sigmoid))).to(dtype)
         dboth = _unite(dgate, dvalue, BM, BH)
         if WEIGHTS:
-            tl.store(lines + (row[:, None] * W + (2 * start + tl.arange(0, 2 * BH))[None, :]), dboth)
-            hidden = (swish * value).to(dtype)
-            tl.store(lines + (row[:, None] * W + (2 * H + start + n)[None, :]), hidden)
+            _store_strip(lines, 2 * start, dboth, 3 * H, BM, 2 * BH)
+            _store_strip(lines, 2 * H + start, (swish * value).to(dtype), 3 * H, BM, BH)
         if INPUT:
             acc = tl.dot(dboth, in_rows, acc)
     if INPUT:
@@ -161,24 +183,25 @@ def input_gradient_kernel(
 
 @triton.jit
 def weight_gradient_kernel(
-    strip, dout, parts, M,
+    strip, normal, dout, parts, M,
     BN: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
     FIRST: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the M rows of a scratch strip and of ``dout`` [M, C].
+    """Sums over the M rows of a strip, of ``normal`` and of ``dout`` [M, C].
 
     parts: [SPLITS, 3·H, C] float32, of dGate's and dValue's products with the normalised input, then of the
-    hidden activation's with dout. Every program owns BN rows of one part and adds to what is there, unless it
-    is the FIRST strip: the order of the sum is always the same. The strip is written up to a multiple of BK.
+    hidden activation's with dout, in the order of the strip's columns. Every program owns BN rows of one part
+    and adds to what is there, unless it is the FIRST strip: the order of the sum is always the same. The strip
+    is written up to a multiple of BK.
     """
-    W: tl.constexpr = 3 * H + C
     TILES: tl.constexpr = 3 * H // BN
     pid = tl.program_id(0)
     left = (pid % TILES) * BN
     split = pid // TILES
     k, n, c = tl.arange(0, BK), tl.arange(0, BN), tl.arange(0, C)
-    right = tl.where(left < 2 * H, strip + 3 * H, dout)
-    stride = tl.where(left < 2 * H, W, C)
+    right = tl.where(left < 2 * H, normal, dout)
+    tiles = (k // 8)[:, None] * (3 * H // 32) + (left // 32 + n // 32)[None, :]
+    within = tiles * 256 + ((k % 8)[:, None] * 32 + (n % 32)[None, :])
     place = parts + tl.cast(split, tl.int64) * (3 * H * C) + ((left + n)[:, None] * C + c[None, :])
     if FIRST:
         acc = tl.zeros([BN, C], tl.float32)
@@ -189,9 +212,8 @@ def weight_gradient_kernel(
     last = (tl.cdiv(M, BK) - 1) * BK
     for before in range(split * BK, M, SPLITS * BK):
         first = last - before
-        lines = strip + tl.cast(first, tl.int64) * W
-        a = tl.load(lines + (k[:, None] * W + left + n[None, :]))
-        there = right + tl.cast(first, tl.int64) * stride + (k[:, None] * stride + c[None, :])
+        a = tl.load(strip + tl.cast(first, tl.int64) * (3 * H) + within)
+        there = right + tl.cast(first, tl.int64) * C + (k[:, None] * C + c[None, :])
         b = tl.load(there, mask=(k < M - first)[:, None], other=0.0)
         acc = tl.dot(tl.trans(a), b, acc)
     tl.store(place, acc)
@@ -210,13 +232,14 @@ def sum_weights_kernel(
         acc += tl.load(parts + split * (3 * H * C) + (n[:, None] * C + c[None, :]))
     if WEIGHT_IN:
         kept = (n < 2 * H)[:, None]
-        place = (n // 8 % 2) * H + n // 16 * 8 + n % 8
+        both = _dealt(n)
+        place = (both // 8 % 2) * H + both // 16 * 8 + both % 8
         tl.store(
             dweight_in + (place[:, None] * C + c[None, :]), acc.to(dweight_in.dtype.element_ty), mask=kept
         )
     if WEIGHT_OUT:
         kept = (n >= 2 * H)[:, None]
-        place = dweight_out + (c[None, :] * H + (n - 2 * H)[:, None])
+        place = dweight_out + (c[None, :] * H + _dealt(n - 2 * H)[:, None])
         tl.store(place, acc.to(dweight_out.dtype.element_ty), mask=kept)
 
 
