@@ -1,18 +1,89 @@
-"""Compiles a kernel for GPUs that are not there, as a launch would specialise it."""
+"""Compiles kernels for GPUs that are not there, as launches would specialise them."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, compile
 
+from megafold.trainer.kernels.adaln import kernel as adaln
+from megafold.trainer.kernels.adaln import tiles as adaln_tiles
+from megafold.trainer.kernels.evoattention import kernel as attention
+from megafold.trainer.kernels.evoattention import tiles as attention_tiles
+from megafold.trainer.kernels.gated_output import kernel as output
+from megafold.trainer.kernels.gated_output import tiles as output_tiles
+from megafold.trainer.kernels.layernorm import kernel as layernorm
+from megafold.trainer.kernels.layernorm import tiles as layernorm_tiles
+from megafold.trainer.kernels.layernorm_linear import kernel as linear
+from megafold.trainer.kernels.layernorm_linear import tiles as linear_tiles
+from megafold.trainer.kernels.tables import Family
+from megafold.trainer.kernels.transition import kernel as transition
+from megafold.trainer.kernels.transition import tiles as transition_tiles
+from megafold.trainer.kernels.triangle_attention import kernel as projections
+from megafold.trainer.kernels.triangle_attention import tiles as projection_tiles
+from megafold.trainer.kernels.triangle_multiplication import kernel as multiplication
+from megafold.trainer.kernels.triangle_multiplication import tiles as multiplication_tiles
+
 TARGETS = {
+    "cuda:80": GPUTarget("cuda", 80, 32),
     "cuda:90": GPUTarget("cuda", 90, 32),
     "hip:gfx90a": GPUTarget("hip", "gfx90a", 64),
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
 #: Bytes of shared memory that a program may have.
-SHARED_MEMORY = {"cuda:90": 232448, "hip:gfx90a": 65536, "hip:gfx942": 65536}
+SHARED_MEMORY = {"cuda:80": 166912, "cuda:90": 232448, "hip:gfx90a": 65536, "hip:gfx942": 65536}
+
+#: A kernel, the types of its tensors, and its constants.
+Source = tuple[Any, dict[str, str], dict[str, Any]]
+
+EPS: Final = 1e-5
+HEADS: Final = 4
+ATTENTION_KERNELS: Final = {
+    "forward": attention.forward_kernel,
+    "query": attention.query_gradient_kernel,
+    "query_bias": attention.query_gradient_kernel,
+    "key": attention.key_gradient_kernel,
+    "bias": attention.bias_gradient_kernel,
+}
+PROJECTION_KERNELS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
+    "project": (projections.project_kernel, {"SCALE": 1.44, "LIMIT": 0.0}),
+    "input_gradient": (projections.input_gradient_kernel, {"HAS_RESIDUAL": True}),
+    "weight_gradient": (projections.weight_gradient_kernel, {}),
+}
+OUTPUT_KERNELS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
+    "forward": (output.forward_kernel, {"HAS_RESIDUAL": True, "HAS_KEEP": True}),
+    "backward": (output.backward_kernel, {"HAS_KEEP": True}),
+}
+MULTIPLICATION_KERNELS: Final = {
+    "project": multiplication.project_kernel,
+    "output": multiplication.output_kernel,
+    "output_gradient": multiplication.output_gradient_kernel,
+    "input_gradient": multiplication.input_gradient_kernel,
+    "weight_gradient": multiplication.weight_gradient_kernel,
+    "output_weight_gradient": multiplication.output_weight_gradient_kernel,
+}
+#: Tensors of triangle multiplication in float32.
+_MULTIPLICATION_WIDE: Final = (
+    "offsets", "gate_offsets", "factors", "products", "sums", "gate_products", "gate_sums", "out_products",
+    "out_sums", "in_shares", "out_shares", "in_dnorm", "out_dnorm", "in_weight", "in_bias", "out_weight",
+    "out_bias",
+)  # fmt: skip
+#: And in the dtype of the call.
+_MULTIPLICATION_NARROW: Final = (
+    "z", "x", "dout", "ab", "standard", "summed", "packed", "closing", "gate_matrix", "out", "dx",
+    "dproducts", "normal", "dab", "dz", "projection", "gate", "output_gate", "output", "dinput", "doutput",
+)  # fmt: skip
+#: Tensors of triangle attention's projections and of the gated output.
+_BLOCK_NARROW: Final = (
+    "z", "weight", "projected", "bias", "dprojected", "dout", "dz", "x", "gate", "residual", "keep", "out",
+    "dx", "dgate",
+)  # fmt: skip
+#: Parameters of the row-wise kernels that are neither tensors nor constants.
+_ROW_NUMBERS: Final = frozenset({"M", "x_row", "rows", "steps", "count", "H", "R", "INNER", "a_row"})
+#: Their tensors in float32.
+_ROW_WIDE: Final = frozenset({"norm_weight", "norm_bias", "norm_parts", "parts", "bias_parts"})
 
 
 def compile_for(
@@ -36,3 +107,156 @@ def compile_for(
             signature[name] = "i64"
     source = ASTSource(function, signature=signature, constexprs=fixed, attrs=aligned)
     return compile(source, target=TARGETS[target], options=options)
+
+
+def pointer(itemsize: int) -> str:
+    """The type of a tensor with elements of so many bytes."""
+    return {2: "*bf16", 4: "*fp32"}[itemsize]
+
+
+def _attention_source(role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:
+    names = ("q", "k", "v", "bias", "bias_t", "out", "dout", "dq", "dk", "dv", "mask")
+    pointers = dict.fromkeys(names, pointer(itemsize)) | dict.fromkeys(("lse", "delta", "dbias"), "*fp32")
+    if role == "key":
+        pointers["mask"] = "*u8"
+    constants = {
+        "BQ": tile.bq, "BK": tile.bk, "ROWS": tile.rows, "BIAS_GRADIENT": role == "query_bias",
+        "D": channels, "DP": max(16, triton.next_power_of_2(channels)),
+        "HAS_BIAS": True, "HAS_MASK": True, "EVEN": even, "PRECISION": "ieee",
+        "scale": None, "unit_scale": None,
+    }  # fmt: skip
+    return ATTENTION_KERNELS[role], pointers, constants
+
+
+def _block_source(
+    kernels: Mapping[str, tuple[Any, dict[str, Any]]],
+    role: str,
+    tile: Any,
+    itemsize: int,
+    channels: int,
+    even: bool,
+) -> Source:
+    function, own = kernels[role]
+    wide = ("parts", "dbias", "norm_weight", "norm_bias")
+    pointers = dict.fromkeys(_BLOCK_NARROW, pointer(itemsize)) | dict.fromkeys(wide, "*fp32")
+    sizes = {"C": channels, "CP": channels, "H": HEADS, "D": channels // HEADS, "HP": 16, "KP": channels}
+    constants = {"BM": tile.rows, "BN": tile.columns, "EPS": EPS, "PRECISION": "ieee"}
+    return function, pointers, sizes | constants | own
+
+
+def multiplication_pointers(itemsize: int) -> dict[str, str]:
+    """Types of the tensors of triangle multiplication's kernels."""
+    narrow = dict.fromkeys(_MULTIPLICATION_NARROW, pointer(itemsize))
+    return narrow | dict.fromkeys(_MULTIPLICATION_WIDE, "*fp32") | {"mask": "*u8"}
+
+
+def _multiplication_source(role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:
+    block = min(tile.channels, channels)
+    constants = {
+        "Z": channels, "C": channels, "C2": 2 * channels, "WIDTH": channels, "ROWS": tile.rows,
+        "BLOCK": block, "GATE_BLOCK": block, "EVEN": even, "PRECISION": "ieee", "KEEP": True, "eps": None,
+    }  # fmt: skip
+    return MULTIPLICATION_KERNELS[role], multiplication_pointers(itemsize), constants
+
+
+def row_source(function: Any, constants: dict[str, Any], itemsize: int, *wide: str) -> Source:
+    """A kernel that works row by row; ``wide``: tensors in float32 beside those that always are."""
+    names = [n for n in function.arg_names if n not in constants and n not in _ROW_NUMBERS]
+    all_wide = _ROW_WIDE.union(wide)
+    types = {name: "*fp32" if name in all_wide else pointer(itemsize) for name in names}
+    return function, types, constants
+
+
+def _transition_source(role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:
+    fixed: dict[str, Any] = {"C": channels, "H": 4 * channels}
+    if role == "weights":
+        constants = {"BN": tile.hidden, "BK": tile.rows, "FIRST": False, "SPLITS": 4} | fixed
+        return row_source(transition.weight_gradient_kernel, constants, itemsize)
+    constants = {"BM": tile.rows, "BH": tile.hidden, "HELD": tile.held, "NORM": True, "EPS": EPS} | fixed
+    if role == "forward":
+        return row_source(transition.forward_kernel, constants, itemsize)
+    constants |= {"INPUT": True, "WEIGHTS": True}
+    return row_source(transition.input_gradient_kernel, constants, itemsize)
+
+
+def _linear_source(outputs: int, role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:
+    fixed = {"BM": tile.rows, "BO": tile.outputs, "C": channels, "OUT": outputs, "EPS": EPS}
+    biases = {"HAS_NORM_BIAS": True, "HAS_BIAS": True}
+    if role == "forward":
+        return row_source(linear.forward_kernel, fixed | biases, itemsize)
+    if role == "input":
+        return row_source(linear.input_gradient_kernel, fixed | {"INPUT": True, "SUMS": True}, itemsize)
+    return row_source(linear.weight_gradient_kernel, fixed | biases | {"SPLITS": 4}, itemsize)
+
+
+def _layernorm_source(role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:
+    # One channel less than the power of two: padding takes what it takes.
+    sizes = {"BM": tile.rows, "C": channels - 1, "CP": channels, "EPS": EPS}
+    wide = ("weight", "bias", "scale", "shift")
+    if role == "forward":
+        constants = sizes | {"HAS_WEIGHT": True, "HAS_BIAS": True}
+        return row_source(layernorm.forward_kernel, constants, itemsize, *wide)
+    constants = sizes | {"HAS_WEIGHT": True, "INPUT": True, "SUMS": True}
+    return row_source(layernorm.backward_kernel, constants, itemsize, *wide)
+
+
+def _adaln_source(role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:
+    sizes = {"BM": tile.rows, "C": channels - 1, "CP": channels, "EPS": EPS}
+    if role == "forward":
+        return row_source(adaln.forward_kernel, sizes, itemsize)
+    return row_source(adaln.backward_kernel, sizes | {"INPUT": True, "CONDITIONING": True}, itemsize)
+
+
+#: By family: how a role's kernel is called with a tile, for elements of so many bytes and so many channels.
+SOURCES: Final[dict[str, Callable[[str, Any, int, int, bool], Source]]] = {
+    attention_tiles.FAMILY.name: _attention_source,
+    projection_tiles.FAMILY.name: partial(_block_source, PROJECTION_KERNELS),
+    output_tiles.FAMILY.name: partial(_block_source, OUTPUT_KERNELS),
+    transition_tiles.FAMILY.name: _transition_source,
+    multiplication_tiles.FAMILY.name: _multiplication_source,
+    linear_tiles.FAMILY.name: partial(_linear_source, 516),
+    linear_tiles.FAMILY_NARROW.name: partial(_linear_source, 16),
+    layernorm_tiles.FAMILY.name: _layernorm_source,
+    adaln_tiles.FAMILY.name: _adaln_source,
+}
+#: The families, and the widest inputs that their safe tiles have to hold, by bytes of an element.
+_WIDEST: Final[tuple[tuple[Family[Any], dict[int, tuple[int, ...]]], ...]] = (
+    (attention_tiles.FAMILY, {2: (64, 128), 4: (128,)}),
+    (projection_tiles.FAMILY, {2: (128, 256)}),
+    (output_tiles.FAMILY, {2: (128, 256)}),
+    (transition_tiles.FAMILY, {2: (128,)}),
+    (multiplication_tiles.FAMILY, {2: (128,), 4: (128,)}),
+    (linear_tiles.FAMILY, {2: (128,)}),
+    (linear_tiles.FAMILY_NARROW, {2: (128,)}),
+    (layernorm_tiles.FAMILY, {2: (8192,), 4: (8192,)}),
+    (adaln_tiles.FAMILY, {2: (8192,), 4: (8192,)}),
+)
+FAMILIES: Final = {family.name: (family, widest) for family, widest in _WIDEST}
+
+
+def compile_source(target: str, source: Source, **options: int) -> CompiledKernel:
+    """A kernel as a launch compiles it."""
+    function, pointers, constants = source
+    return compile_for(
+        target, function, pointers, {k: v for k, v in constants.items() if k in function.arg_names}, **options
+    )
+
+
+def every_tile(family: str, target: str) -> Iterator[tuple[int, int, str, Any]]:
+    """Bytes of an element, channels, role and tile of all that an architecture may run; each once.
+
+    The safe tiles are left to the architectures with the least shared memory.
+    """
+    found, widest = FAMILIES[family]
+    those = found.known(target)
+    if SHARED_MEMORY[target] == min(SHARED_MEMORY.values()):
+        those += [(itemsize, channels, found.safe(itemsize, channels))
+                  for itemsize, several in widest.items() for channels in several]  # fmt: skip
+    seen = set()
+    # Where widths share a tile, the widest needs the most.
+    for itemsize, channels, tiles in sorted(those, key=lambda each: -each[1]):
+        for role in found.roles:
+            tile = getattr(tiles, role)
+            if (itemsize, role, tile) not in seen:
+                seen.add((itemsize, role, tile))
+                yield itemsize, channels, role, tile

@@ -4,13 +4,14 @@ The products of the conditioning are cuBLAS's; they are taken once for all the n
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from megafold.trainer.kernels.adaln import kernel
+from megafold.trainer.kernels.adaln.tiles import Tile, tiles
 from megafold.trainer.kernels.differentiable import Differentiable, as_rows, gradient_like, no_gradient
+from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.launch import Launcher, blocks
 from megafold.trainer.kernels.layernorm.operator import (
     FLOATS,
@@ -18,22 +19,19 @@ from megafold.trainer.kernels.layernorm.operator import (
     MOST_CHANNELS,
     normalise,
     normalise_backward,
-    padded,
     sum_parts,
 )
+from megafold.trainer.kernels.layernorm.tiles import padded
 from megafold.trainer.ops.normalization import EPS
 from megafold.trainer.ops.precision import full_precision, result_dtype
 from megafold.trainer.ops.registry import register
-
-#: Elements of a tile: the backward holds five of them.
-_ELEMENTS: Final = 2048
 
 _launch_forward = Launcher(kernel.forward_kernel)
 _launch_backward = Launcher(kernel.backward_kernel)
 
 
 @dataclass(frozen=True)
-class _Sharing:
+class Sharing:
     """``a``'s rows as [groups, copies, inner]: the copies share a row of conditioning."""
 
     groups: int
@@ -41,29 +39,67 @@ class _Sharing:
     inner: int
 
 
-def _sharing(a: Tensor, s: Tensor) -> _Sharing | None:
+def _sharing(a: Tensor, s: Tensor) -> Sharing | None:
     """How ``s`` is broadcast against ``a``; None: along axes that do not lie next to each other."""
     shape = a.shape[:-1]
     sizes = [1] * (len(shape) - s.dim() + 1) + list(s.shape[:-1])
     shared = [i for i, (own, size) in enumerate(zip(sizes, shape, strict=True)) if own == 1 and size > 1]
     if not shared:
-        return _Sharing(1, 1, shape.numel())
+        return Sharing(1, 1, shape.numel())
     start, stop = shared[0], shared[-1] + 1
     if any(sizes[i] > 1 for i in range(start, stop)):
         return None
-    return _Sharing(shape[:start].numel(), shape[start:stop].numel(), shape[stop:].numel())
+    return Sharing(shape[:start].numel(), shape[start:stop].numel(), shape[stop:].numel())
 
 
-def _constants(channels: int) -> dict[str, float]:
-    rows = max(1, min(32, _ELEMENTS // padded(channels)))
-    return {"BM": rows, "C": channels, "CP": padded(channels), "EPS": EPS}
+def _constants(tile: Tile, channels: int) -> dict[str, float]:
+    return {"BM": tile.rows, "C": channels, "CP": padded(channels), "EPS": EPS}
 
 
-def _shared_rows(a: Tensor, s: Tensor) -> tuple[Tensor, _Sharing]:
+def _shared_rows(a: Tensor, s: Tensor) -> tuple[Tensor, Sharing]:
     sharing = _sharing(a, s)
     if sharing is None:
-        return s.expand(*a.shape[:-1], s.shape[-1]), _Sharing(1, 1, a.shape[:-1].numel())
+        return s.expand(*a.shape[:-1], s.shape[-1]), Sharing(1, 1, a.shape[:-1].numel())
     return s, sharing
+
+
+def modulate(
+    a: Tensor, scale: Tensor, shift: Tensor, scale_bias: Tensor, sharing: Sharing, dtype: torch.dtype
+) -> Tensor:
+    """sigmoid(scale + scale_bias) · norm(a) + shift like ``a`` in ``dtype``; no autograd.
+
+    scale, shift: [groups · inner, C], contiguous.
+    """
+    rows = as_rows(a)
+    m, c = rows.shape
+    out = torch.empty(a.shape, dtype=dtype, device=a.device)
+    tile = tiles(architecture(a.device), a.element_size(), c).forward
+    _launch_forward(
+        blocks(m, tile.rows),
+        (rows, scale, shift, scale_bias, out), (m, sharing.copies, sharing.inner, rows.stride(0)),
+        _constants(tile, c), tile.options(),
+    )  # fmt: skip
+    return out
+
+
+def modulate_backward(
+    grad: Tensor, a: Tensor, scale: Tensor, scale_bias: Tensor, sharing: Sharing, *,
+    want_input: bool, want_conditioning: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of a, scale and shift; those not wanted are empty. grad: like ``a``, contiguous."""
+    rows = as_rows(a)
+    count, c = scale.shape
+    da = torch.empty(a.shape, dtype=a.dtype, device=a.device) if want_input else no_gradient(a)
+    dscale = torch.empty_like(scale) if want_conditioning else no_gradient(scale)
+    dshift = torch.empty_like(dscale)
+    tile = tiles(architecture(a.device), a.element_size(), c).backward
+    _launch_backward(
+        blocks(count, tile.rows),
+        (rows, scale, scale_bias, grad, da, dscale, dshift),
+        (count, sharing.copies, sharing.inner, rows.stride(0)),
+        _constants(tile, c) | {"INPUT": want_input, "CONDITIONING": want_conditioning}, tile.options(),
+    )  # fmt: skip
+    return da, dscale, dshift
 
 
 def _forward(
@@ -74,16 +110,7 @@ def _forward(
     with full_precision(a):
         normal = normalise(as_rows(s), norm_weight, None, dtype)
         scale, shift = normal @ scale_weight.to(dtype).T, normal @ shift_weight.to(dtype).T
-    rows = as_rows(a)
-    m, c = rows.shape
-    out = torch.empty(a.shape, dtype=dtype, device=a.device)
-    constants = _constants(c)
-    _launch_forward(
-        blocks(m, int(constants["BM"])),
-        (rows, scale, shift, scale_bias, out), (m, sharing.copies, sharing.inner, rows.stride(0)),
-        constants, {},
-    )  # fmt: skip
-    return out
+    return modulate(a, scale, shift, scale_bias, sharing, dtype)
 
 
 def _backward(
@@ -91,22 +118,12 @@ def _backward(
     shift_weight: Tensor, wanted: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     full, sharing = _shared_rows(a, s)
-    conditioned = any(wanted[1:])
     with full_precision(a):
         normal = normalise(as_rows(full), norm_weight, None, grad.dtype)
         scale = normal @ scale_weight.to(grad.dtype).T
-        rows = as_rows(a)
-        da = torch.empty(a.shape, dtype=a.dtype, device=a.device) if wanted[0] else no_gradient(a)
-        dscale = torch.empty_like(scale) if conditioned else no_gradient(scale)
-        dshift = torch.empty_like(dscale)
-        count, c = scale.shape
-        constants = _constants(c)
-        _launch_backward(
-            blocks(count, int(constants["BM"])),
-            (rows, scale, scale_bias, grad, da, dscale, dshift),
-            (count, sharing.copies, sharing.inner, rows.stride(0)),
-            constants | {"INPUT": wanted[0], "CONDITIONING": conditioned}, {},
-        )  # fmt: skip
+        da, dscale, dshift = modulate_backward(
+            grad, a, scale, scale_bias, sharing, want_input=wanted[0], want_conditioning=any(wanted[1:])
+        )
         made = [da, no_gradient(a), no_gradient(a)]
         if wanted[1] or wanted[2]:
             dnormal = torch.addmm(

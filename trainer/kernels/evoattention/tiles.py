@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from megafold.trainer.kernels.tables import table
+from megafold.trainer.kernels.tables import Family
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,15 @@ _SAFE_HALF: Final = _alike(Tile(64, 32, 1, 4, 2))
 _SMALL: Final = _alike(Tile(16, 16, 1, 4, 1))
 #: Up to this length the small tiles: larger ones would mostly hold padding.
 _SHORT: Final = 16
-#: The name in the tables.
-FAMILY: Final = "evoattention"
-_DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
 _HALF_CHANNELS: Final = 64
+
+
+def _safe(itemsize: int, padded: int) -> Tiles:
+    return _SAFE_HALF if itemsize == 2 and padded <= _HALF_CHANNELS else _SAFE
+
+
+#: By padded channels of a head.
+FAMILY: Final = Family("evoattention", Tile, Tiles, _safe)
 
 
 @cache
@@ -70,19 +75,4 @@ def architecture(device: torch.device) -> str:
 
 def tiles(target: str, dtype: torch.dtype, padded: int, length: int) -> Tiles:
     """Tiles for inputs of ``dtype`` with ``padded`` channels; ``length`` is the larger of I and J."""
-    if length <= _SHORT:
-        return _SMALL
-    found = table(target).find(FAMILY, dtype.itemsize, padded, length)
-    if found is not None:
-        return Tiles(**{role: Tile(**tile) for role, tile in found.items()})
-    return _SAFE_HALF if dtype.itemsize == 2 and padded <= _HALF_CHANNELS else _SAFE
-
-
-def known_tiles(target: str) -> list[tuple[int, int, Tiles]]:
-    """All that :func:`tiles` may give on an architecture: bytes of the dtype, padded channels, tiles."""
-    fallback = [(2, _HALF_CHANNELS, _SAFE_HALF), (2, 128, _SAFE), (4, 128, _SAFE)]
-    entries = table(target).kernels.get(FAMILY, [])
-    return fallback + [
-        (entry.bytes, entry.channels, tiles(target, _DTYPES[entry.bytes], entry.channels, entry.length))
-        for entry in entries
-    ]
+    return _SMALL if length <= _SHORT else FAMILY.find(target, dtype.itemsize, padded, length)

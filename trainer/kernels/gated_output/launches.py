@@ -9,13 +9,11 @@ from torch import Tensor
 from megafold.trainer.kernels.evoattention.launches import precision
 from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.gated_output import kernel
-from megafold.trainer.kernels.gated_output.tiles import Tile, tile_of
+from megafold.trainer.kernels.gated_output.tiles import Tile, tiles
 from megafold.trainer.kernels.launch import Launch, blocks
 
 #: Widest input and output that a program holds.
 WIDEST: Final = 256
-#: The name in the tables.
-FAMILY: Final = "gated_output"
 #: The tile of the gate alone: bound by memory, it differs little between GPUs.
 _GATED_ROWS, _GATED_CHANNELS = 8, 128
 
@@ -75,7 +73,8 @@ class _Call(NamedTuple):
     def tile(self, role: str) -> Tile:
         """The role's tile."""
         widest = _power_of_two(max(self.shape[2] * self.shape[4], self.out))
-        return tile_of(FAMILY, role, architecture(self.device), self.dtype, widest)
+        found: Tile = getattr(tiles(architecture(self.device), self.dtype, widest), role)
+        return found
 
     def constants(self, tile: Tile) -> dict[str, Any]:
         """The constants that begin both kernels' lists."""

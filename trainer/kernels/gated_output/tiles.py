@@ -1,13 +1,11 @@
 """Tile sizes of the kernels that take runs of positions, by architecture, dtype and channels."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import torch
 
-from megafold.trainer.kernels.tables import table
+from megafold.trainer.kernels.tables import Family
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,14 @@ class Tile:
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """One tile for each kernel."""
+
+    forward: Tile
+    backward: Tile
+
+
 #: Fits the smallest shared memory (64 KiB on CDNA) for 256 channels of float32.
 _SAFE: Final = Tile(16, 32, 4, 1, 64)
 #: The same for 2 bytes and up to 128 channels.
@@ -35,17 +41,20 @@ _SAFE_HALF: Final = Tile(32, 32, 4, 1, 64)
 _HALF_CHANNELS: Final = 128
 
 
-@cache
-def tiles_of(family: str, target: str, dtype: torch.dtype, padded: int) -> Mapping[str, Tile]:
-    """A family's tiles by role, for inputs of ``dtype`` whose widest side has ``padded`` channels.
-
-    A role that the table does not have gets one that fits everywhere.
-    """
-    found = table(target).find(family, dtype.itemsize, padded, 1) or {}
-    return {role: Tile(**tile) for role, tile in found.items()}
+def safe_tile(itemsize: int, padded: int) -> Tile:
+    """A tile that fits every GPU, for elements of ``itemsize`` bytes and ``padded`` channels."""
+    return _SAFE_HALF if itemsize == 2 and padded <= _HALF_CHANNELS else _SAFE
 
 
-def tile_of(family: str, role: str, target: str, dtype: torch.dtype, padded: int) -> Tile:
-    """One role's tile of :func:`tiles_of`."""
-    safe = _SAFE_HALF if dtype.itemsize == 2 and padded <= _HALF_CHANNELS else _SAFE
-    return tiles_of(family, target, dtype, padded).get(role, safe)
+def _safe(itemsize: int, padded: int) -> Tiles:
+    tile = safe_tile(itemsize, padded)
+    return Tiles(forward=tile, backward=tile)
+
+
+#: By the widest side's padded channels.
+FAMILY: Final = Family("gated_output", Tile, Tiles, _safe)
+
+
+def tiles(target: str, dtype: torch.dtype, padded: int) -> Tiles:
+    """The tiles for inputs of ``dtype`` whose widest side has ``padded`` channels."""
+    return FAMILY.find(target, dtype.itemsize, padded)

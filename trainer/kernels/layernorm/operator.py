@@ -8,9 +8,10 @@ import triton
 from torch import Tensor
 
 from megafold.trainer.kernels.differentiable import Differentiable, as_rows, gradient_like, no_gradient
+from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.launch import Launcher, blocks
 from megafold.trainer.kernels.layernorm import kernel
-from megafold.trainer.kernels.layernorm.tiles import BACKWARD_PROGRAMS, Tile, tile
+from megafold.trainer.kernels.layernorm.tiles import Tile, padded, tiles
 from megafold.trainer.ops.normalization import EPS
 from megafold.trainer.ops.precision import result_dtype
 from megafold.trainer.ops.registry import register
@@ -33,11 +34,6 @@ _GROUPS: Final = 64
 _SUM_COLUMNS: Final = 16
 
 
-def padded(channels: int) -> int:
-    """The power of two that holds ``channels``."""
-    return 1 << (channels - 1).bit_length()
-
-
 @cache
 def multiprocessors(device: torch.device) -> int:
     """How many programs run at once at least; 2 in the interpreter, so that programs share work there too."""
@@ -53,13 +49,13 @@ def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torc
     rows = as_rows(x)
     m, c = rows.shape
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    chosen = tile(c)
+    chosen = tiles(architecture(x.device), x.element_size(), c).forward
     _launch_forward(
         blocks(m, chosen.rows),
         (rows, rows if weight is None else weight, rows if bias is None else bias, out),
         (m, rows.stride(0)),
         _constants(chosen, c) | {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None},
-        {"num_warps": chosen.warps},
+        chosen.options(),
     )
     return out
 
@@ -93,17 +89,17 @@ def normalise_backward(
     """
     rows = as_rows(x)
     m, c = rows.shape
-    chosen = tile(c)
+    chosen = tiles(architecture(x.device), x.element_size(), c).backward
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if want_input else no_gradient(x)
     needed = blocks(m, chosen.rows)
-    programs = min(needed, multiprocessors(x.device) * BACKWARD_PROGRAMS) if want_sums else needed
+    programs = min(needed, multiprocessors(x.device) * chosen.programs) if want_sums else needed
     parts = torch.empty((programs if want_sums else 0, 2, c), dtype=torch.float32, device=x.device)
     _launch_backward(
         programs,
         (rows, rows if weight is None else weight, grad, dx, parts),
         (m, rows.stride(0), blocks(needed, programs)),
         _constants(chosen, c) | {"HAS_WEIGHT": weight is not None, "INPUT": want_input, "SUMS": want_sums},
-        {"num_warps": chosen.warps},
+        chosen.options(),
     )
     return dx, parts
 

@@ -62,7 +62,7 @@ def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
     weight = parameters.product(dtype)
     outputs = weight.shape[0]
     out = torch.empty((*x.shape[:-1], outputs), dtype=dtype, device=x.device)
-    tile = tiles(architecture(x.device), dtype.itemsize, outputs).forward
+    tile = tiles(architecture(x.device), dtype.itemsize, c, outputs).forward
     norm_bias, bias = parameters.norm_bias, parameters.bias
     _launch_forward(
         blocks(m, tile.rows),
@@ -84,7 +84,7 @@ def backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: list[bool]
     rows = as_rows(x)
     m, c = rows.shape
     outputs = grad.shape[-1]
-    chosen = tiles(architecture(x.device), grad.dtype.itemsize, outputs)
+    chosen = tiles(architecture(x.device), grad.dtype.itemsize, c, outputs)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if wanted[0] else no_gradient(x)
     scale = gradient_like(parameters.norm_weight, wanted[1], x)
     shift = gradient_like(parameters.norm_bias, wanted[2], x)
@@ -114,10 +114,9 @@ def _weight_gradients(
 ) -> tuple[Tensor, Tensor]:
     m, c = rows.shape
     outputs = grad.shape[-1]
-    chosen = tiles(architecture(rows.device), grad.dtype.itemsize, outputs)
-    tile = chosen.weight
+    tile = tiles(architecture(rows.device), grad.dtype.itemsize, c, outputs).weight
     per_split = blocks(outputs, tile.outputs)
-    most = blocks(multiprocessors(rows.device) * chosen.programs, per_split)
+    most = blocks(multiprocessors(rows.device) * tile.programs, per_split)
     splits = max(1, min(most, blocks(m, tile.rows)))
     parts = torch.empty((splits, outputs, c), dtype=torch.float32, device=rows.device)
     bias_parts = torch.empty((splits, outputs if wanted[1] else 0), dtype=torch.float32, device=rows.device)

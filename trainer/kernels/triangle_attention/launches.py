@@ -8,15 +8,14 @@ from torch import Tensor
 
 from megafold.trainer.kernels.evoattention.launches import LIMIT, UNIT, padded, precision
 from megafold.trainer.kernels.evoattention.tiles import architecture
-from megafold.trainer.kernels.gated_output.tiles import Tile, tile_of
+from megafold.trainer.kernels.gated_output.tiles import Tile
 from megafold.trainer.kernels.launch import Launch, blocks
 from megafold.trainer.kernels.triangle_attention import kernel
+from megafold.trainer.kernels.triangle_attention.tiles import tiles
 from megafold.trainer.ops.normalization import EPS
 
 #: Widest z and widest q that a program holds.
 WIDEST: Final = 256
-#: The name in the tables.
-FAMILY: Final = "triangle_attention"
 _PACK: Final = 1024
 #: Numbers that a program sums, and how many parts at a time.
 _SUM, _STEP = 256, 16
@@ -116,7 +115,9 @@ class _Call(NamedTuple):
 
     def tile(self, role: str) -> Tile:
         """The role's tile."""
-        return tile_of(FAMILY, role, architecture(self.device), self.dtype, _power_of_two(self.sizes.c))
+        chosen = tiles(architecture(self.device), self.dtype, _power_of_two(self.sizes.c))
+        found: Tile = getattr(chosen, role)
+        return found
 
     def tiles(self, tile: Tile) -> int:
         """How many tiles cover all positions."""
