@@ -1,7 +1,8 @@
 """Train each peer's real model on samples of the corpus: ``python tests/adapters/prove.py [PEER …]``.
 
 Makes an environment for each peer under ``.adapters/``, a cache of a few corpus entries, and runs the
-adapter's example there. Fails unless the loss is finite and falls over 20 steps.
+adapter's example there. Fails unless the loss is finite and falls over 20 steps, and unless the peers whose
+losses exchange atoms and chains find exchanged ones.
 """
 
 import json
@@ -19,8 +20,16 @@ ENTRIES = ("1cbs", "1bna", "1crn", "1pfe", "1ay7", "1lcd", "2hhb", "6ydw", "1fix
 #: What reading a cache takes, without building one.
 STREAM = "zarr numcodecs pyarrow filelock gemmi msgpack zstandard fsspec"
 STEPS = 20
+#: One thread, and products that do not depend on where arrays lie: the same losses in every run.
+ONE_ORDER = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
 #: Two chains of one kind and one of another, part of a heme, paired rows; their copies lie outside the crop.
 SAMPLE = ("--entry", "2hhb", "--index", "13")
+#: Four kinds of chains with four to eight exchanged; chains bonded to others; unresolved atoms.
+EXCHANGES = (
+    ("--entry", "2hhb", "--index", "1"),
+    ("--entry", "1pfe", "--index", "8"),
+    ("--entry", "209d-assembly1", "--index", "1"),
+)
 
 
 def environment(peer: str) -> Path:
@@ -55,36 +64,46 @@ def cache() -> Path:
     return target
 
 
-def prove(peer: str, data: Path) -> str:
-    """Run the peer's example; what is wrong, or nothing."""
-    script: list[str | Path] = [
-        ROOT / "examples" / f"adapter_{peer}.py",
-        data,
-        *SAMPLE,
-        "--steps",
-        str(STEPS),
-    ]
+def run(peer: str, script: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in the peer's environment."""
+    scripts = [script]
     if peer == "alphafold3_pytorch":
-        script.insert(0, Path(__file__).parent / "without_web_app.py")
-    run = subprocess.run(
-        [environment(peer), *script],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        scripts.insert(0, Path(__file__).parent / "without_web_app.py")
+    return subprocess.run(
+        [environment(peer), *scripts, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **ONE_ORDER},
         capture_output=True,
         text=True,
     )
-    losses = [float(value) for value in re.findall(r"^step \d+ loss (\S+)$", run.stdout, re.MULTILINE)]
-    if run.returncode or len(losses) != STEPS:
-        return f"stopped after {len(losses)} steps: {run.stderr.strip()[-2000:]}"
+
+
+def train(peer: str, data: Path) -> str:
+    """Run the peer's example; what is wrong, or nothing."""
+    script = ROOT / "examples" / f"adapter_{peer}.py"
+    done = run(peer, script, data, *SAMPLE, "--steps", str(STEPS))
+    losses = [float(value) for value in re.findall(r"^step \d+ loss (\S+)$", done.stdout, re.MULTILINE)]
+    if done.returncode or len(losses) != STEPS:
+        return f"stopped after {len(losses)} steps: {done.stderr.strip()[-2000:]}"
     print(f"{peer}: {PEERS[peer]['package']}, loss {losses[0]:.4f} to {losses[-1]:.4f} in {STEPS} steps")
     if not all(math.isfinite(loss) for loss in losses):
         return f"a loss is not finite: {losses}"
     return "" if losses[-1] < losses[0] else f"the loss does not fall: {losses}"
 
 
+def exchange(peer: str, data: Path) -> str:
+    """Let the peer find exchanged atoms and chains; what is wrong, or nothing."""
+    for sample in EXCHANGES if PEERS[peer]["exchanges"] else ():
+        done = run(peer, Path(__file__).parent / "exchange.py", peer, data, *sample)
+        print(*re.findall(rf"^{peer}, .*$", done.stdout, re.MULTILINE), sep="\n")
+        if done.returncode:
+            return done.stderr.strip()[-2000:]
+    return ""
+
+
 def main() -> None:
     """Prove the peers named, or all."""
     data = cache()
-    wrong = {peer: prove(peer, data) for peer in sys.argv[1:] or PEERS}
+    wrong = {peer: train(peer, data) or exchange(peer, data) for peer in sys.argv[1:] or PEERS}
     wrong = {peer: reason for peer, reason in wrong.items() if reason}
     for peer, reason in wrong.items():
         print(f"{peer}: {reason}", file=sys.stderr)
