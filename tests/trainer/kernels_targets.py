@@ -72,7 +72,7 @@ _MULTIPLICATION_WIDE: Final = (
 )  # fmt: skip
 #: And in the dtype of the call.
 _MULTIPLICATION_NARROW: Final = (
-    "z", "x", "dout", "ab", "standard", "summed", "packed", "closing", "gate_matrix", "out", "dx",
+    "z", "x", "dout", "keep", "ab", "standard", "summed", "packed", "closing", "gate_matrix", "out", "dx",
     "dproducts", "normal", "dab", "dz", "projection", "gate", "output_gate", "output", "dinput", "doutput",
 )  # fmt: skip
 #: Tensors of triangle attention's projections and of the gated output.
@@ -154,7 +154,8 @@ def _multiplication_source(role: str, tile: Any, itemsize: int, channels: int, e
     block = min(tile.channels, channels)
     constants = {
         "Z": channels, "C": channels, "C2": 2 * channels, "WIDTH": channels, "ROWS": tile.rows,
-        "BLOCK": block, "GATE_BLOCK": block, "EVEN": even, "PRECISION": "ieee", "KEEP": True, "eps": None,
+        "BLOCK": block, "GATE_BLOCK": block, "EVEN": even, "PRECISION": "ieee", "KEEP": True, "DROPPED": 1, "RESIDUAL": True,
+        "eps": None,
     }  # fmt: skip
     return MULTIPLICATION_KERNELS[role], multiplication_pointers(itemsize), constants
 
@@ -172,7 +173,14 @@ def _transition_source(role: str, tile: Any, itemsize: int, channels: int, even:
     if role == "weights":
         constants = {"BN": tile.hidden, "BK": tile.rows, "FIRST": False, "SPLITS": 4} | fixed
         return row_source(transition.weight_gradient_kernel, constants, itemsize)
-    constants = {"BM": tile.rows, "BH": tile.hidden, "HELD": tile.held, "NORM": True, "EPS": EPS} | fixed
+    constants = {
+        "BM": tile.rows,
+        "BH": tile.hidden,
+        "HELD": tile.held,
+        "RESIDUAL": True,
+        "NORM": True,
+        "EPS": EPS,
+    } | fixed
     if role == "forward":
         return row_source(transition.forward_kernel, constants, itemsize)
     constants |= {"INPUT": True, "WEIGHTS": True}
@@ -222,8 +230,8 @@ SOURCES: Final[dict[str, Callable[[str, Any, int, int, bool], Source]]] = {
 #: The families, and the widest inputs that their safe tiles have to hold, by bytes of an element.
 _WIDEST: Final[tuple[tuple[Family[Any], dict[int, tuple[int, ...]]], ...]] = (
     (attention_tiles.FAMILY, {2: (64, 128), 4: (128,)}),
-    (projection_tiles.FAMILY, {2: (128, 256)}),
-    (output_tiles.FAMILY, {2: (128, 256)}),
+    (projection_tiles.FAMILY, {2: (128, 256), 4: (256,)}),
+    (output_tiles.FAMILY, {2: (128,), 4: (128,)}),
     (transition_tiles.FAMILY, {2: (128,)}),
     (multiplication_tiles.FAMILY, {2: (128,), 4: (128,)}),
     (linear_tiles.FAMILY, {2: (128,)}),

@@ -8,6 +8,7 @@ as a :class:`Launch`, so that a step of a training run computes it once.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -24,6 +25,14 @@ _ALIGNMENT: Final = 16
 def blocks(length: int, block: int) -> int:
     """Blocks of ``block`` that cover ``length``."""
     return -(-length // block)
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; without bounds in the interpreter."""
+    if device.type != "cuda":
+        return 2**62
+    return int(driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
 
 
 class Launch:

@@ -10,10 +10,12 @@ from megafold.trainer.kernels.evoattention.launches import precision
 from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.gated_output import kernel
 from megafold.trainer.kernels.gated_output.tiles import Tile, tiles
-from megafold.trainer.kernels.launch import Launch, blocks
+from megafold.trainer.kernels.launch import Launch, blocks, shared_memory
 
 #: Widest input and output that a program holds.
 WIDEST: Final = 256
+#: Bytes of shared memory that a program needs beside the weight; on AMD one takes the other's place.
+_BESIDE_WEIGHT: Final = 0 if torch.version.hip else 24 * 1024
 #: The tile of the gate alone: bound by memory, it differs little between GPUs.
 _GATED_ROWS, _GATED_CHANNELS = 8, 128
 
@@ -44,6 +46,14 @@ def _strides(x: Tensor | None) -> Ints:
     if x is None:
         return 0, 0, 0
     return tuple([0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride(), strict=False)])
+
+
+def holds(width_in: int, width_out: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a program's registers and shared memory hold a weight of these widths."""
+    if max(width_in, width_out) > WIDEST:
+        return False
+    weight = _power_of_two(width_in) * _power_of_two(width_out) * dtype.itemsize
+    return weight + _BESIDE_WEIGHT <= shared_memory(device)
 
 
 class _Call(NamedTuple):

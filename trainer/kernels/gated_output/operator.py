@@ -10,12 +10,12 @@ from torch import Tensor
 from megafold.trainer.kernels.differentiable import Differentiable, as_rows
 from megafold.trainer.kernels.evoattention.launches import UNIT
 from megafold.trainer.kernels.gated_output.launches import (
-    WIDEST,
     Layout,
     gate_and_project,
     gate_rows,
     gate_rows_gradients,
     gated_gradients,
+    holds,
 )
 from megafold.trainer.ops.precision import result_dtype
 from megafold.trainer.ops.registry import register
@@ -93,7 +93,7 @@ def gated_output(
 ) -> Tensor:
     """See :func:`megafold.trainer.ops.gated_output.gated_output`."""
     dtype = result_dtype(x)
-    if max(weight.shape) > WIDEST:
+    if not holds(x.shape[-1], weight.shape[0], dtype, x.device):
         out = F.linear(_gate(x, gate, dtype), weight)
     else:
         out = _gated_output(x, gate, weight, dtype)

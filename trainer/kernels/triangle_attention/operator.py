@@ -18,7 +18,12 @@ from megafold.trainer.kernels.evoattention.launches import (
     prepare,
     query_gradient,
 )
-from megafold.trainer.kernels.gated_output.launches import Layout, gate_and_project, gated_gradients
+from megafold.trainer.kernels.gated_output.launches import (
+    Layout,
+    gate_and_project,
+    gated_gradients,
+    holds,
+)
 from megafold.trainer.kernels.triangle_attention.launches import (
     WIDEST,
     Norm,
@@ -202,7 +207,7 @@ def unsupported(
     if result_dtype(z) not in UNIT or z.dtype not in UNIT:
         return f"dtype {z.dtype}"
     sizes = _sizes(weights.bias, weights.gate)
-    if sizes.c > WIDEST or sizes.hd > WIDEST or sizes.d > 128:
+    if sizes.c > WIDEST or sizes.d > 128 or not holds(sizes.hd, sizes.c, result_dtype(z), z.device):
         return f"{sizes.h} heads of {sizes.d} channels on {sizes.c}"
     return "empty" if z.numel() == 0 else None
 
