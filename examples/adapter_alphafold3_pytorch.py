@@ -1,8 +1,7 @@
 """Train alphafold3-pytorch, at small sizes: ``python examples/adapter_alphafold3_pytorch.py CACHE``."""
 
-import torch
 from alphafold3_pytorch import Alphafold3
-from one_sample import arguments, draw, train
+from one_sample import arguments, draw, seed, train
 from torch.utils.data import default_convert
 
 from megafold.pipeline.stream.adapters.alphafold3_pytorch import (
@@ -17,7 +16,7 @@ sample, _ = draw(args)
 adapted = to_alphafold3_pytorch(sample.features, resolution=sample.meta["resolution"])
 batch = default_convert(to_alphafold3_pytorch_batch([adapted]))
 
-torch.manual_seed(0)
+seed(0)
 model = Alphafold3(
     dim_atom_inputs=ATOM_INPUTS,
     dim_template_feats=TEMPLATE_FEATURES,

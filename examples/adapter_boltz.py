@@ -3,9 +3,8 @@
 from functools import partial
 from types import SimpleNamespace
 
-import torch
 from boltz.model.models.boltz1 import Boltz1
-from one_sample import arguments, draw, train
+from one_sample import arguments, draw, seed, train
 from torch.utils.data import default_convert
 
 from megafold.pipeline.stream.adapters.boltz import to_boltz, to_boltz_batch
@@ -15,7 +14,7 @@ sample, symmetry = draw(args)
 adapted = to_boltz(sample.features, paired_rows=sample.meta["paired_rows"], symmetry=symmetry)
 batch = default_convert(to_boltz_batch([adapted]))
 
-torch.manual_seed(0)
+seed(0)
 atom_encoder = {"atom_encoder_depth": 1, "atom_encoder_heads": 2}
 pairformer = {"num_blocks": 1, "num_heads": 2, "dropout": 0.0}
 model = Boltz1(

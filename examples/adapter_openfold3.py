@@ -2,8 +2,7 @@
 
 import copy
 
-import torch
-from one_sample import arguments, draw, train
+from one_sample import arguments, draw, seed, train
 from openfold3.core.loss.loss_module import OpenFold3Loss
 from openfold3.projects.of3_all_atom.model import OpenFold3
 from openfold3.projects.of3_all_atom.project_entry import OF3ProjectEntry
@@ -21,7 +20,7 @@ adapted = to_openfold3(
 )
 batch = default_convert(to_openfold3_batch([adapted]))
 
-torch.manual_seed(0)
+seed(0)
 config = OF3ProjectEntry().get_model_config_with_presets()
 sizes = config.architecture
 sizes.pairformer.no_blocks = 1

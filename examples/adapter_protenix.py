@@ -4,9 +4,8 @@ import os
 
 os.environ.setdefault("LAYERNORM_TYPE", "torch")  # its fused layer norm needs a CUDA compiler
 
-import torch
 from configs.configs_base import configs as base_configs
-from one_sample import arguments, draw, train
+from one_sample import arguments, draw, seed, train
 from protenix.config.config import parse_configs
 from protenix.model.loss import ProtenixLoss
 from protenix.model.protenix import Protenix
@@ -30,7 +29,7 @@ SIZES = """--c_s 64 --c_z 32 --c_token 64 --c_s_inputs 129 --model.diffusion_mod
 both = {"train": 16, "test": 16}
 msa = {"msa": {"enable": True, "strategy": "random", "sample_cutoff": both, "min_size": both}}
 configs = parse_configs({**base_configs, "data": msa}, SIZES, fill_required_with_null=True)
-torch.manual_seed(0)
+seed(0)
 model = Protenix(configs).train()
 loss_of = ProtenixLoss(configs)
 exchanges = SymmetricPermutation(configs, error_dir=None)

@@ -33,12 +33,17 @@ def draw(args):
     return sample, stream.symmetry(args.index)
 
 
+def seed(number):
+    """Of all generators that the packages draw from."""
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002
+    torch.manual_seed(number)
+
+
 def train(model, loss_of, steps, rate):
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     for step in range(steps):
-        random.seed(1)
-        np.random.seed(1)  # noqa: NPY002 - the packages draw from it
-        torch.manual_seed(1)
+        seed(1)
         loss = loss_of()
         optimizer.zero_grad()
         loss.backward()
