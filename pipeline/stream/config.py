@@ -169,7 +169,11 @@ class FailureConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig:
-    """All settings of a stream. ``augment=False`` leaves reference and label coordinates unrotated."""
+    """All settings of a stream.
+
+    ``augment=False`` leaves reference and label coordinates unrotated. ``symmetry``: samples carry the
+    exchanges of atoms and chains that leave them as they are, for losses that are to allow for them.
+    """
 
     seed: int = 0
     crop: CropConfig = field(default_factory=CropConfig)
@@ -178,6 +182,7 @@ class StreamConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     failures: FailureConfig = field(default_factory=FailureConfig)
     augment: bool = True
+    symmetry: bool = False
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "StreamConfig":

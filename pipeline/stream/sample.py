@@ -37,6 +37,7 @@ from megafold.pipeline.stream.random_streams import RandomStreams
 from megafold.pipeline.stream.reference import reference_features
 from megafold.pipeline.stream.sampling import Draw, Selection, TargetSampler
 from megafold.pipeline.stream.symmetry import (
+    KnownOrders,
     Symmetry,
     candidate_chains,
     chain_atoms,
@@ -53,6 +54,7 @@ from megafold.pipeline.stream.template import (
 Arrays = dict[str, NDArray[Any]]
 _OPEN_OBJECTS = 64
 _KEPT_ENTRIES = 256
+_KEPT_ORDERS = 4096
 _MEMORY_BYTES = 64 << 20
 
 
@@ -61,12 +63,14 @@ class Sample:
     """One crop: ``features`` are exactly those of ``schema.SAMPLE``, unpadded; ``meta`` says where from.
 
     ``recycles``: with ``msa.recycles`` above 1, the MSA features of the second and each later pass through
-    the trunk, with rows of its own; those of the first are in ``features``.
+    the trunk, with rows of its own; those of the first are in ``features``. ``symmetry``: with the setting
+    of this name, what :meth:`Stream.symmetry` gives.
     """
 
     features: Mapping[str, NDArray[Any]]
     meta: Mapping[str, Any]
     recycles: tuple[Mapping[str, NDArray[Any]], ...] = ()
+    symmetry: Symmetry | None = None
 
 
 class Stream:
@@ -116,7 +120,7 @@ class Stream:
     def identity(self) -> dict[str, Any]:
         """What decides the samples, as plain values: for checkpoints."""
         settings = asdict(self.config)
-        del settings["failures"]
+        del settings["failures"], settings["symmetry"]
         return {"manifest": str(self.manifest), "stream": settings}
 
     def entry_name(self, index: int, *, epoch: int = 0, seed: int | None = None, attempt: int = 0) -> str:
@@ -173,31 +177,36 @@ class Stream:
         view = CropView.of(tables, crop.tokens)
         features, recycles, details = self.read_crop(row, view, streams)
         meta = self._meta(row, draw, crop, streams) | crop_names(view, row) | details
-        return Sample({name: features[name] for name in schema.FEATURES}, meta, recycles)
+        symmetry = self._symmetry(row, view, streams) if self.config.symmetry else None
+        return Sample({name: features[name] for name in schema.FEATURES}, meta, recycles, symmetry)
 
     def symmetry(self, index: int, *, epoch: int = 0, seed: int | None = None, attempt: int = 0) -> Symmetry:
         """The exchanges of atoms and chains that leave sample ``index`` as it is.
 
-        Not part of a sample, as it reads whole chains; same arguments, errors and frame as :meth:`sample`.
+        Part of a sample if so set only, as it reads whole chains; same arguments, errors and frame as
+        :meth:`sample`.
         """
         seed = self.config.seed if seed is None else seed
         streams = RandomStreams(seed, epoch, index, attempt)
         draw = self.sampler.draw(epoch, index, seed, attempt)
-        tables = self.read_entry(self.entry(draw.row))
-        view = CropView.of(tables, crop_entry(tables, self.config.crop, streams, draw.interest).tokens)
+        row = self.entry(draw.row)
+        tables = self.read_entry(row)
+        crop = crop_entry(tables, self.config.crop, streams, draw.interest)
+        return self._symmetry(row, CropView.of(tables, crop.tokens), streams)
+
+    def _symmetry(self, row: EntryRow, view: CropView, streams: RandomStreams) -> Symmetry:
+        state = self._opened()
         groups = candidate_chains(view)
         copies = np.unique(np.concatenate([np.empty(0, np.int64), *groups.values()]))
-        atoms = np.union1d(view.atoms, chain_atoms(tables, copies))
-        read = self.open(self.entry(draw.row).structure).read(
-            {"atoms": (slice(0, 1), atoms), "atom_coords": (atoms,)}
-        )
+        atoms = np.union1d(view.atoms, chain_atoms(view.entry, copies))
+        read = self.open(row.structure).read({"atoms": (slice(0, 1), atoms), "atom_coords": (atoms,)})
         component_atom, coords = read["atoms"][0], read["atom_coords"]
         own = np.searchsorted(atoms, view.atoms)
         frame = label_frame(
             coords[own], present(coords[own]), streams("label") if self.config.augment else None
         )
         return Symmetry(
-            automorphisms=residue_automorphisms(view, self._opened().library, component_atom[own]),
+            automorphisms=residue_automorphisms(view, state.library, component_atom[own], state.orders),
             chains=chain_candidates(
                 view, groups, atoms, component_atom, frame.apply(coords).astype(np.float32)
             ),
@@ -416,6 +425,7 @@ class _State:
         with store.open(Digest.parse(str(snapshot.attributes["components"]))) as reader:
             self.library = ComponentLibrary.from_content(reader.read_all())
         self.readers: Recent[ObjectReader] = Recent(_OPEN_OBJECTS, discard=lambda reader: reader.close())
+        self.orders: KnownOrders = Recent(_KEPT_ORDERS)
         self.entries: Recent[EntryTables] = Recent(
             _KEPT_ENTRIES, limit_bytes=memory_bytes, size=lambda entry: entry.nbytes
         )

@@ -6,6 +6,7 @@ component), and chains of one entity. The second kind needs coordinates outside 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ from numpy.typing import NDArray
 from megafold.pipeline.chemistry.library import ComponentLibrary
 from megafold.pipeline.stream.crop_view import CropView
 from megafold.pipeline.stream.entry import EntryTables, present, ranges
+from megafold.pipeline.stream.memory import Recent
+
+#: Equivalent orders of residues' atoms by component and the atoms of it that are there.
+KnownOrders = Recent[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,30 +53,29 @@ class Symmetry:
 
 
 def residue_automorphisms(
-    view: CropView, library: ComponentLibrary, component_atom: NDArray[np.int32]
+    view: CropView, library: ComponentLibrary, component_atom: NDArray[np.int32], known: KnownOrders
 ) -> tuple[NDArray[np.int64], ...]:
     """Equivalent orders of the atoms of each residue of a crop.
 
     Only automorphisms count that map the atoms which are there (a crop and bonds take some away) onto
-    themselves. Residues with one order alone are left out.
+    themselves. Residues with one order alone are left out. ``known`` keeps what has been found: most residues
+    are like others before.
     """
     residue = view.residue[view.atom_to_token]
     starts = np.flatnonzero(np.diff(residue, prepend=-1))
     component = view.entry.residues["component"][residue[starts]]
-    known: dict[tuple[int, bytes], NDArray[np.int64]] = {}  # most residues are like others of the crop
     found = []
     for start, end, kind in zip(starts, [*starts[1:], len(residue)], component.tolist(), strict=True):
-        here = component_atom[start:end]
-        alike = (kind, here.tobytes())
-        if alike not in known:
-            known[alike] = _orders(library[view.entry.components[kind]].automorphisms, here)
-        if len(known[alike]) > 1:
-            found.append(start + known[alike])
+        here, key = component_atom[start:end], view.entry.components[kind]
+        orders = known.get(f"{key} {here.tobytes().hex()}", partial(_orders, library, key, here))
+        if len(orders) > 1:
+            found.append(start + orders)
     return tuple(found)
 
 
-def _orders(automorphisms: NDArray[np.int64], here: NDArray[np.int32]) -> NDArray[np.int64]:
+def _orders(library: ComponentLibrary, key: str, here: NDArray[np.int32]) -> NDArray[np.int64]:
     """Equivalent orders of a residue's atoms, as indices into ``here``, the atoms of the component it has."""
+    automorphisms = library[key].automorphisms
     if len(automorphisms) < 2:
         return np.empty((0, 0), np.int64)
     place = np.full(int(max(automorphisms.max(), here.max())) + 1, -1)
@@ -84,6 +88,43 @@ def _orders(automorphisms: NDArray[np.int64], here: NDArray[np.int32]) -> NDArra
 def _identity_first(images: NDArray[np.int64]) -> NDArray[np.int64]:
     is_identity = (np.diff(images, axis=1) > 0).all(axis=1)
     return np.concatenate([images[is_identity], images[~is_identity]])
+
+
+def exchanges(features: Mapping[str, NDArray[Any]], symmetry: Symmetry | None) -> dict[str, Any]:
+    """A sample's exchanges as plain arrays, for a loss that knows nothing of the pipeline.
+
+    Chains of the crop that are bonded to others (by a glycan, say) keep their places: a sample does not say
+    which copies have such bonds, too.
+
+    Returns:
+        ``orders``: arrays [G, n, k] of G residues each, which have n equivalent orders of k atoms: indices
+        into the sample's atoms, [:, 0] as they are. ``chains``: for each chain that may be exchanged its
+        ``atoms`` [k], its ``candidates`` [m] (asym_ids), where it is itself among them, ``own`` [], and
+        ``coords`` [m, k, 3] and ``coords_mask`` [m, k] as in :class:`ChainCandidates`.
+    """
+    if symmetry is None:
+        return {"orders": [], "chains": []}
+    by_shape: dict[tuple[int, ...], list[NDArray[np.int64]]] = {}
+    for images in symmetry.automorphisms:
+        by_shape.setdefault(images.shape, []).append(images)
+    ends = features["asym_id"][np.argwhere(features["token_bonds"])]
+    bonded = np.unique(ends[ends[:, 0] != ends[:, 1]])
+    chains = []
+    for chain in symmetry.chains:
+        free = ~np.isin(chain.candidate_asym_id, bonded)
+        if chain.asym_id in bonded or free.sum() < 2:
+            continue
+        candidates = chain.candidate_asym_id[free]
+        chains.append(
+            {
+                "atoms": chain.atoms,
+                "candidates": candidates,
+                "own": np.array(np.searchsorted(candidates, chain.asym_id)),
+                "coords": chain.coords[free],
+                "coords_mask": chain.coords_mask[free],
+            }
+        )
+    return {"orders": [np.stack(group) for group in by_shape.values()], "chains": chains}
 
 
 def candidate_chains(view: CropView) -> dict[int, NDArray[np.int64]]:

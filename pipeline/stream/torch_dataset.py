@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Sampler
@@ -16,6 +17,7 @@ from megafold.pipeline.stream.mixture import MixedStream
 from megafold.pipeline.stream.order import SamplerState
 from megafold.pipeline.stream.packed import PackedBatch
 from megafold.pipeline.stream.sample import Sample, Stream
+from megafold.pipeline.stream.symmetry import exchanges
 
 
 class StreamDataset(Dataset[Sample]):
@@ -128,7 +130,8 @@ class TorchCollate:
 
     With ``meta`` the batch also has a key ``meta``: the samples' metas, in order. Where rows of the MSA are
     drawn for each recycle, it has ``recycles``: the features of ``msa.RESAMPLED`` for all recycles,
-    [N_batch, N_recycle, N_msa, N_token].
+    [N_batch, N_recycle, N_msa, N_token]. Where samples carry their symmetry, it has ``symmetry``: of each
+    sample what :func:`~megafold.pipeline.stream.symmetry.exchanges` gives, as tensors.
     """
 
     def __init__(self, sizes: PadSizes | None = None, *, meta: bool = False) -> None:
@@ -142,6 +145,17 @@ class TorchCollate:
         if samples[0].recycles:
             recycled = collate_recycles(samples, self.sizes)
             batch["recycles"] = {name: torch.from_numpy(value) for name, value in recycled.items()}
+        if any(sample.symmetry for sample in samples):
+            batch["symmetry"] = [_tensors(exchanges(sample.features, sample.symmetry)) for sample in samples]
         if self.meta:
             batch["meta"] = [dict(sample.meta) for sample in samples]
         return batch
+
+
+def _tensors(value: Any) -> Any:
+    """``value`` with tensors for the arrays in its dictionaries and lists."""
+    if isinstance(value, dict):
+        return {name: _tensors(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_tensors(inner) for inner in value]
+    return torch.from_numpy(value)

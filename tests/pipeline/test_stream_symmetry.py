@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from megafold.pipeline.schema import MolType
 from megafold.pipeline.stream import CropConfig, SamplingConfig, Stream, StreamConfig
 from megafold.pipeline.stream.crop_view import CropView
 from megafold.pipeline.stream.entry import EntryTables
-from megafold.pipeline.stream.symmetry import residue_automorphisms
+from megafold.pipeline.stream.memory import Recent
+from megafold.pipeline.stream.symmetry import ChainCandidates, Symmetry, exchanges, residue_automorphisms
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
 
@@ -91,6 +93,10 @@ def flipping_library():
     return type(content)(arrays=arrays, attributes=content.attributes)
 
 
+#: One for all the crops below: what one finds must not mislead the next.
+KNOWN: Recent = Recent(100)
+
+
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
@@ -105,9 +111,11 @@ def test_automorphisms_of_what_is_in_the_crop(tokens, expected):
     content = fake.structure("1abc", chains)
     entry = EntryTables.from_arrays(content.arrays, content.attributes)
     view = CropView.of(entry, np.array([0, *tokens]))
-    found = residue_automorphisms(
-        view, ComponentLibrary.from_content(flipping_library()), content.arrays["atoms"][0][view.atoms]
-    )
+    library = ComponentLibrary.from_content(flipping_library())
+    component_atom = content.arrays["atoms"][0][view.atoms]
+    found = residue_automorphisms(view, library, component_atom, KNOWN)
+    again = residue_automorphisms(view, library, component_atom, KNOWN)
+    assert [images.tolist() for images in again] == [images.tolist() for images in found]
     shift = 5 - 4  # GLY alone has five atoms: N CA C O OXT
     if expected is None:
         assert found == ()
@@ -127,3 +135,62 @@ def test_a_crop_without_copies_has_no_candidates(tmp_path):
     symmetry = Stream(tmp_path / "c").symmetry(0)
     assert symmetry.chains == ()
     assert symmetry.automorphisms == ()
+
+
+def test_samples_carry_their_symmetry_if_asked(streams):
+    _, both = streams
+    for stream in both:
+        config = replace(stream.config, symmetry=True)
+        asked = Stream(stream._cache, config)
+        assert asked.identity() == stream.identity()  # the samples are the same
+        for index in range(5):
+            sample, plain = asked.sample(index), stream.sample(index)
+            assert plain.symmetry is None
+            assert sample.meta == plain.meta
+            for name, value in plain.features.items():
+                np.testing.assert_array_equal(sample.features[name], value)
+            expected = stream.symmetry(index)
+            found = sample.symmetry
+            assert found is not None
+            for ours, theirs in zip(found.automorphisms, expected.automorphisms, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+            for mine, other in zip(found.chains, expected.chains, strict=True):
+                for field in fields(ChainCandidates):
+                    np.testing.assert_array_equal(getattr(mine, field.name), getattr(other, field.name))
+
+
+def some_chain(asym_id, atom, candidates=(1, 2, 3)):
+    count = len(candidates)
+    return ChainCandidates(
+        asym_id=asym_id,
+        atoms=np.array([atom]),
+        places=np.array([0]),
+        candidate_asym_id=np.array(candidates),
+        coords=np.arange(3 * count, dtype=np.float32).reshape(count, 1, 3),
+        coords_mask=np.arange(count)[:, None] != 1,
+    )
+
+
+def test_exchanges_leave_out_chains_that_are_bonded_to_others():
+    """Chains 1 to 3 are copies; in the crop are 1 and 2, and a glycan, 4, on chain 1 or nowhere."""
+    images = [np.array([[0, 1], [1, 0]]), np.array([[2, 3, 4], [4, 3, 2]]), np.array([[5, 6], [6, 5]])]
+    symmetry = Symmetry(automorphisms=tuple(images), chains=(some_chain(1, 0), some_chain(2, 1)))
+    features = {"asym_id": np.array([1, 1, 2, 4, 4]), "token_bonds": np.zeros((5, 5), bool)}
+    features["token_bonds"][3, 4] = features["token_bonds"][4, 3] = True  # within the glycan
+    found = exchanges(features, symmetry)
+    assert [group.tolist() for group in found["orders"]] == [
+        [[[0, 1], [1, 0]], [[5, 6], [6, 5]]],
+        [[[2, 3, 4], [4, 3, 2]]],
+    ]
+    assert [(list(c["atoms"]), list(c["candidates"]), int(c["own"])) for c in found["chains"]] == [
+        ([0], [1, 2, 3], 0),
+        ([1], [1, 2, 3], 1),
+    ]
+    features["token_bonds"][1, 3] = features["token_bonds"][3, 1] = True
+    (free,) = exchanges(features, symmetry)["chains"]
+    assert (list(free["atoms"]), list(free["candidates"]), int(free["own"])) == ([1], [2, 3], 0)
+    assert free["coords"].tolist() == [[[3, 4, 5]], [[6, 7, 8]]]
+    assert free["coords_mask"].tolist() == [[False], [True]]
+    features["token_bonds"][2, 3] = features["token_bonds"][3, 2] = True
+    assert exchanges(features, symmetry)["chains"] == []
+    assert exchanges(features, None) == {"orders": [], "chains": []}

@@ -17,6 +17,7 @@ from megafold.pipeline.stream import (
     Stream,
     StreamConfig,
 )
+from megafold.pipeline.stream.symmetry import exchanges
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
 
@@ -106,6 +107,32 @@ def test_the_stream_itself_needs_no_torch():
         "import sys, megafold.pipeline.stream; sys.exit(bool({'torch', 'rdkit', 'dask'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_batches_carry_the_samples_symmetry_if_asked(cache, tmp_path):
+    chains = [Chain(["ALA", "GLY"], sym=sym, origin=(0, 9 * sym, 0)) for sym in (1, 2, 3)]
+    content = fake.structure("1abc", chains)
+    fake.publish(tmp_path / "copies", [(content, chains, "")])
+    stream = Stream(tmp_path / "copies", replace(CONFIG, symmetry=True))
+    loader = torch.utils.data.DataLoader(
+        StreamDataset(stream),
+        batch_size=2,
+        num_workers=1,
+        multiprocessing_context="fork",
+        collate_fn=TorchCollate(),
+    )
+    samples = [stream.sample(index) for index in range(8)]
+    found = [own for batch in loader for own in batch["symmetry"]]
+    for own, sample in zip(found, samples, strict=True):
+        expected = exchanges(sample.features, sample.symmetry)
+        assert own["orders"] == []  # this cache's components have no equivalent atoms
+        assert len(own["chains"]) == 3
+        for ours, theirs in zip(own["chains"], expected["chains"], strict=True):
+            assert list(ours) == list(theirs)
+            for name, value in theirs.items():
+                np.testing.assert_array_equal(ours[name].numpy(), value)
+    plain = StreamDataset(cache, CONFIG)
+    assert "symmetry" not in TorchCollate()([plain[0]])
 
 
 def test_rows_can_be_drawn_for_each_recycle(cache):
