@@ -4,34 +4,20 @@ On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_e
 """
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-import triton
 from torch import Tensor
 
 from megafold.trainer import ops
 from megafold.trainer.kernels.evoattention import launches, operator
 from megafold.trainer.kernels.evoattention.tiles import Tile, Tiles
+from tests.trainer.kernels_checks import DEVICE, DTYPES, HALF, in_order, unpoisoned
+from tests.trainer.kernels_checks import assert_as_exact_as_eager as judged
 
-DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
-# The interpreter's bfloat16 dot is wrong.
-HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16
-if DEVICE == "cuda" and not torch.cuda.is_available():
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """``torch.empty`` gives NaN: whatever a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Deterministic mode is what poisons; the kernels shall not run in it, but for the tests that say so.
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @dataclass
@@ -89,29 +75,15 @@ def make_case(
     return Case(inputs, projected(b, r, i, h, d, dtype).detach())
 
 
-def relative(value: Tensor, exact: Tensor) -> float:
-    norm = exact.norm().item()
-    return (value.double() - exact).norm().item() / (norm if norm > 0 else 1.0)
-
-
-FACTOR = {torch.float32: 1.3, torch.float16: 2.0, torch.bfloat16: 1.3}
-
-
 def assert_as_exact_as_eager(case: Case) -> None:
-    """Every result within a factor of the error that the reference makes in the same dtype."""
-    factor = FACTOR[case.grad.dtype]
-    ours = case.results(operator.evoattention)
-    exact = case.results(ops.evoattention.naive, torch.float64)
-    eager = case.results(ops.evoattention.naive)
-    for name, value in ours.items():
-        assert torch.isfinite(value).all(), name
-        assert value.dtype == eager[name].dtype, name
-        assert value.shape == eager[name].shape, name
-        # The floor: one rounding of the result, which eager is free of where it is exact by chance. On a CPU
-        # eager's own error in float32 moves by more with the number of threads, which orders its sums.
-        interpreted_wide = value.device.type == "cpu" and value.dtype == torch.float32
-        floor = torch.finfo(value.dtype).eps * (1.5 if interpreted_wide else 0.25)
-        assert relative(value, exact[name]) <= factor * max(relative(eager[name], exact[name]), floor), name
+    """Output and every gradient, of the inputs as they are and of others like them."""
+    judged(case, results_of_three)
+
+
+def results_of_three(case: Case) -> tuple[dict[str, Tensor], ...]:
+    """By the kernels, by the reference in float64, and by the reference."""
+    naive = ops.evoattention.naive
+    return case.results(operator.evoattention), case.results(naive, torch.float64), case.results(naive)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +97,7 @@ def assert_as_exact_as_eager(case: Case) -> None:
         ((1, 2, 1, 9, 50, 16), {"bias": False, "mask": "none"}),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_against_float64_stay_near_those_of_eager(shape, options, dtype):
     assert_as_exact_as_eager(make_case(shape, dtype, **options))
 
@@ -192,9 +164,9 @@ def test_bias_and_mask_that_broadcast():
     assert_as_exact_as_eager(case)
 
 
-@pytest.mark.parametrize(("rows", "in_order"), [(2, False), (3, False), (2, True)])
-def test_rows_taken_together(monkeypatch, rows, in_order):
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: in_order)
+@pytest.mark.parametrize(("rows", "ordered"), [(2, False), (3, False), (2, True)])
+def test_rows_taken_together(monkeypatch, rows, ordered):
+    in_order(monkeypatch, ordered)
     together = Tile(32, 32, rows, 4, 1)
     launches.forget_plans()
     monkeypatch.setattr(
@@ -208,7 +180,7 @@ def test_rows_taken_together(monkeypatch, rows, in_order):
 
 
 def test_runs_are_bitwise_equal_in_deterministic_mode(monkeypatch):
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    in_order(monkeypatch, True)
     case = make_case((1, 5, 1, 40, 70, 24))
     assert_as_exact_as_eager(case)
     first, second = (case.results(operator.evoattention) for _ in range(2))
@@ -253,9 +225,7 @@ def test_operator_check():
 
 
 def test_one_graph_under_compile(monkeypatch):
-    # Dynamo guards the deterministic mode, which must be what it says it is.
-    monkeypatch.undo()
-    torch.use_deterministic_algorithms(False)
+    unpoisoned(monkeypatch)
     case = make_case((1, 2, 1, 20, 20, 16))
 
     def scaled(**inputs):

@@ -5,31 +5,19 @@
 On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_gated_output.py``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-import triton
 from torch import Tensor
 
 from megafold.trainer import ops
 from megafold.trainer.kernels.dropout_add import operator as dropout_add
 from megafold.trainer.kernels.gated_output import operator
+from tests.trainer.kernels_checks import DEVICE, DTYPES, assert_as_exact_as_eager
 
-DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
-# The interpreter's bfloat16 dot is wrong.
-HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16
 NAMES = ("out", "x", "gate", "weight")
-if DEVICE == "cuda" and not torch.cuda.is_available():
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned_memory() -> Iterator[None]:
-    """``torch.empty`` gives NaN: whatever a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def make_inputs(rows: int, c: int, c_out: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,24 +27,29 @@ def make_inputs(rows: int, c: int, c_out: int, dtype: torch.dtype) -> tuple[Tens
     return x, gate, (torch.randn(c_out, c, device=DEVICE) * c**-0.5).to(dtype)
 
 
-def results(function, inputs: tuple[Tensor, ...], dtype: torch.dtype | None = None) -> list[Tensor]:
+def results(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
     leaves = [t.detach().to(dtype or t.dtype).requires_grad_() for t in inputs]
     out = function(*leaves)
     grad = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+    return dict(zip(NAMES, (out.detach(), *torch.autograd.grad(out, leaves, grad)), strict=True))
+
+
+def results_of_three(inputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    """By the kernels, by the reference in float64, and by the reference."""
+    naive = ops.gated_output.naive
+    return (
+        results(operator.gated_output, inputs),
+        results(naive, inputs, torch.float64),
+        results(naive, inputs),
+    )
 
 
 @pytest.mark.parametrize(("rows", "c", "c_out"), [(7, 16, 16), (33, 24, 40), (5, 130, 260)])
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_against_float64_stay_near_those_of_eager(rows, c, c_out, dtype):
-    inputs = make_inputs(rows, c, c_out, dtype)
-    ours = results(operator.gated_output, inputs)
-    exact = results(ops.gated_output.naive, inputs, torch.float64)
-    eager = results(ops.gated_output.naive, inputs)
-    for name, value, right, usual in zip(NAMES, ours, exact, eager, strict=True):
-        assert torch.isfinite(value).all(), name
-        assert value.dtype == usual.dtype, name
-        assert (value.double() - right).norm() <= 1.3 * (usual.double() - right).norm(), name
+    assert_as_exact_as_eager(make_inputs(rows, c, c_out, dtype), results_of_three)
 
 
 def test_dropout_and_residual():
@@ -86,7 +79,7 @@ def test_what_the_kernels_do_not_take_is_said():
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_dropout_added(axis, dtype):
     torch.manual_seed(0)
     shape = [2, 5, 5, 24]

@@ -3,32 +3,19 @@
 On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_triangle_attention.py``.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
-import triton
 from torch import Tensor
 
 from megafold.trainer import ops
 from megafold.trainer.kernels.triangle_attention import operator
+from tests.trainer.kernels_checks import DEVICE, DTYPES, HALF, in_order, relative, unpoisoned
+from tests.trainer.kernels_checks import assert_as_exact_as_eager as judged
 
-DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
-# The interpreter's bfloat16 dot is wrong.
-HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16
 NAMES = ("out", "z", *ops.TriangleAttentionWeights._fields)
-if DEVICE == "cuda" and not torch.cuda.is_available():
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """``torch.empty`` gives NaN: whatever a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @dataclass
@@ -103,28 +90,15 @@ def make_case(
     )
 
 
-def relative(value: Tensor, exact: Tensor) -> float:
-    norm = exact.norm().item()
-    return (value.double() - exact).norm().item() / (norm if norm > 0 else 1.0)
-
-
-#: The interpreter's float16 has sums of few, coarse numbers.
-FACTOR = {torch.float32: 1.3, torch.float16: 2.0, torch.bfloat16: 1.3}
-#: Where eager happens to be more exact than a few roundings.
-FLOOR = {torch.float32: 2.5e-7, torch.float16: 0.0, torch.bfloat16: 0.0}
-
-
 def assert_as_exact_as_eager(case: Case) -> None:
-    """Every result within a factor of the error that the reference makes in the same dtype."""
-    factor, floor = FACTOR[case.z.dtype], FLOOR[case.z.dtype]
-    ours = case.results(operator.triangle_attention)
-    exact = case.results(ops.triangle_attention.naive, torch.float64)
-    eager = case.results(ops.triangle_attention.naive)
-    for name, value in ours.items():
-        assert torch.isfinite(value).all(), name
-        assert value.dtype == eager[name].dtype, name
-        assert value.shape == eager[name].shape, name
-        assert relative(value, exact[name]) <= factor * max(relative(eager[name], exact[name]), floor), name
+    """Output and every gradient, of the inputs as they are and of others like them."""
+    judged(case, results_of_three)
+
+
+def results_of_three(case: Case) -> tuple[dict[str, Tensor], ...]:
+    """By the kernels, by the reference in float64, and by the reference."""
+    naive = ops.triangle_attention.naive
+    return case.results(operator.triangle_attention), case.results(naive, torch.float64), case.results(naive)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +109,7 @@ def assert_as_exact_as_eager(case: Case) -> None:
         ((1, 4, 64, 1, 24), {"residual": False}),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_against_float64_stay_near_those_of_eager(shape, options, dtype):
     assert_as_exact_as_eager(make_case(shape, dtype, **options))
 
@@ -197,7 +171,7 @@ def test_autocast_takes_parameters_in_float32():
 
 
 def test_runs_are_bitwise_equal_in_deterministic_mode(monkeypatch):
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    in_order(monkeypatch, True)
     case = make_case((1, 5, 16, 1, 8), HALF)
     first, second = (case.results(operator.triangle_attention) for _ in range(2))
     for name, value in first.items():
@@ -229,9 +203,7 @@ def test_second_derivative_raises():
 
 
 def test_one_graph_under_compile(monkeypatch):
-    # Dynamo guards the deterministic mode, which must be what it says it is.
-    monkeypatch.undo()
-    torch.use_deterministic_algorithms(False)
+    unpoisoned(monkeypatch)
     case = make_case((1, 4, 16, 1, 8), torch.float32, starting=False)
 
     def scaled(*args, **kwargs):

@@ -8,7 +8,6 @@ as a :class:`Launch`, so that a step of a training run computes it once.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -27,12 +26,14 @@ def blocks(length: int, block: int) -> int:
     return -(-length // block)
 
 
-@cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may have; without bounds in the interpreter."""
     if device.type != "cuda":
         return 2**62
-    return int(driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
+    properties = torch.cuda.get_device_properties(device)
+    # ROCm does not tell it apart.
+    name = "shared_memory_per_block" if torch.version.hip else "shared_memory_per_block_optin"
+    return int(getattr(properties, name))
 
 
 class Launch:
