@@ -1,17 +1,25 @@
 """The whole training step shared by ranks, in float64 on gloo ranks, against the serial one."""
 
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megafold.pipeline.schema import SAMPLE
+from megafold.trainer import ops
 from megafold.trainer.losses import LossWeights, TrainingLoss, training_loss
+from megafold.trainer.model.config import ModelConfig
 from megafold.trainer.model.model import AlphaFold3
-from megafold.trainer.parallel import collectives, triangle
+from megafold.trainer.ops import registry
+from megafold.trainer.parallel import collectives, pairformer, triangle
 from megafold.trainer.parallel.batches import N_TOKEN, TOKEN_AXES, shard_batch
 from megafold.trainer.parallel.mesh import ParallelMesh, Peers
 from megafold.trainer.parallel.model import training_pass
@@ -26,9 +34,9 @@ N_CYCLES = 2
 TOLERANCE = 1e-10
 
 
-def batch_of(n: int, seed: int = 0) -> dict[str, Tensor]:
-    """A sample of ``n`` tokens, one of them absent, with a bond between a ligand and a polymer."""
-    batch = as_dtype(random_batch(seed, n, n_ligand=2, n_msa=4))
+def batch_of(n: int, seed: int = 0, samples: int = 1) -> dict[str, Tensor]:
+    """Samples of ``n`` tokens; the first lacks one, and has a bond between a ligand and a polymer."""
+    batch = as_dtype(random_batch(seed, n, n_ligand=2, n_msa=4, batch_size=samples))
     batch["token_bonds"][0, 0, n - 1] = batch["token_bonds"][0, n - 1, 0] = True
     batch["token_mask"][0, 2] = False
     atoms = batch["atom_to_token"][0] == 2
@@ -52,9 +60,11 @@ def gradients(model: AlphaFold3) -> dict[str, Tensor]:
 
 
 @cache
-def serial_step(n: int, copies: int, seed: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def serial_step(
+    n: int, copies: int, seed: int = 0, samples: int = 1
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Values and gradients of a step of the serial model."""
-    model, batch = network(), batch_of(n, seed)
+    model, batch = network(), batch_of(n, seed, samples)
     torch.manual_seed(11)
     generator = torch.Generator().manual_seed(12)
     outputs = model(batch, n_cycles=N_CYCLES, n_copies=copies, generator=generator)
@@ -63,30 +73,32 @@ def serial_step(n: int, copies: int, seed: int = 0) -> tuple[dict[str, Tensor], 
     return loss.values(), gradients(model)
 
 
-def shared_loss(model: AlphaFold3, n: int, copies: int, peers: Peers, seed: int = 0) -> TrainingLoss:
+def shared_loss(
+    model: AlphaFold3, n: int, copies: int, peers: Peers, seed: int = 0, samples: int = 1
+) -> TrainingLoss:
     """This rank's part of the loss of the same step."""
-    batch = shard_batch(batch_of(n, seed), peers)
+    batch = shard_batch(batch_of(n, seed, samples), peers)
     shards = Shards(peers, batch.pop(N_TOKEN))
     torch.manual_seed(11)
     generator = torch.Generator().manual_seed(12)
     own = training_pass(model, batch, shards, n_cycles=N_CYCLES, n_copies=copies, generator=generator)
     # The loop gathers the rows of the bonds; here all ranks know them.
-    bonds = shard_batch(batch_of(n, seed), Peers(0, 1))["token_bonds"]
+    bonds = shard_batch(batch_of(n, seed, samples), Peers(0, 1))["token_bonds"]
     missing = shards.n_padded - n
     batch["token_bonds"] = torch.nn.functional.pad(bonds, (0, missing, 0, missing))
     return training_loss(batch, own.outputs, WEIGHTS, own.share)
 
 
 def check_step(
-    size: int, n: int, copies: int, recompute: bool = False, left_out: str = ""
+    size: int, n: int, copies: int, recompute: bool = False, left_out: str = "", samples: int = 1
 ) -> dict[str, float]:
     """Errors of the parts of the loss and of every parameter's gradient."""
     peers = peers_of(size)
     if peers is None:
         return {}
-    values, expected = serial_step(n, copies)
+    values, expected = serial_step(n, copies, samples=samples)
     model = network(recompute=recompute)
-    loss = shared_loss(model, n, copies, peers)
+    loss = shared_loss(model, n, copies, peers, samples=samples)
     if left_out:
         with collectives.leave_out_backward(left_out):
             loss.total.backward()
@@ -112,6 +124,58 @@ def test_a_step_is_that_of_the_serial_model(rank_pool, size, n, copies, recomput
     assert worst(results) == {}
 
 
+def test_a_step_of_two_samples_is_that_of_the_serial_model(rank_pool):
+    results = rank_pool.run(check_step, 3, 7, 2, True, "", 2)
+    assert len(results[0]) > 300
+    assert worst(results) == {}
+
+
+def check_compiled(size: int, n: int, copies: int) -> dict[str, float]:
+    """A recomputed step on back end ``compile``, traced by Dynamo as there, run without the C++ compiler."""
+    peers = peers_of(size)
+    if peers is None:
+        return {}
+    model = mini_model(config=replace(shallow(1), activation_checkpointing=True)).train()
+
+    def step() -> tuple[TrainingLoss, dict[str, Tensor]]:
+        loss = shared_loss(model, n, copies, peers)
+        loss.total.backward()
+        return loss, gradients(model)
+
+    eager, expected = step()
+    model.backend = "compile"
+    with ops.use_backend("compile"):
+        pass  # its implementations register themselves
+    compiled = {name: torch.compile(op.naive, backend="eager") for name, op in registry.operators().items()}
+    before = dict(registry._implementations)
+    ran = Counter[str]()
+
+    def counted(name: str) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            ran[name] += 1
+            return compiled[name](*args, **kwargs)
+
+        return run
+
+    for name in compiled:
+        registry._implementations[name, "compile"] = registry._Implementation(counted(name), None)
+    try:
+        loss, own = step()
+    finally:
+        registry._implementations.clear()
+        registry._implementations.update(before)
+    assert ran.keys() >= {"evoattention", "transition", "layernorm_linear"}
+    errors = {name: error(value, eager.values()[name]) for name, value in loss.values().items()}
+    return errors | {name: error(own[name], expected[name]) for name in expected}
+
+
+@pytest.mark.slow
+def test_a_step_on_compiled_operators_is_that_of_the_eager_ones(rank_pool):
+    results = rank_pool.run(check_compiled, 2, 7, 3)
+    assert len(results[0]) > 250
+    assert worst(results) == {}
+
+
 #: By operand only a few ranks multiply, by channels only more.
 USES_OF_FOUR = {triangle.TO_CHANNELS, triangle.FROM_CHANNELS}
 
@@ -120,6 +184,100 @@ USES_OF_FOUR = {triangle.TO_CHANNELS, triangle.FROM_CHANNELS}
 def test_no_backward_can_be_left_out(rank_pool, name):
     results = rank_pool.run(check_step, 4 if name in USES_OF_FOUR else 2, 7, 3, False, name)
     assert max(worst(results).values()) > 1e-4
+
+
+def shallow(n_block: int) -> ModelConfig:
+    """So many blocks of the Pairformer and of the MSA module; one of the diffusion module."""
+    diffusion = replace(MINI.diffusion, n_block=1)
+    return replace(MINI, n_pairformer=n_block, n_msa=n_block, diffusion=diffusion)
+
+
+def check_each_left_out(size: int, n_block: int, uses: set[str]) -> dict[str, list[float]]:
+    """How far gradients are off when one collective's backward is left out, each of the step's in turn."""
+    peers = peers_of(size)
+    if peers is None:
+        return {}
+    model = mini_model(config=shallow(n_block)).train()
+    seen: dict[str, Tensor] = {}
+
+    # What the first block gives back of s: parts that add up without its all_reduce, but must be alike.
+    def keep(_: Any, __: Any, gradients: Any) -> None:
+        seen["ds"] = gradients[0].clone()
+
+    model.trunk.linear_s_init.register_full_backward_hook(keep)
+
+    def step(name: str = "", turn: int = 0) -> tuple[dict[str, Tensor], Counter[str]]:
+        loss = shared_loss(model, 6, 2, peers)
+        left_out = collectives.leave_out_backward(name, turn) if name else nullcontext()
+        with collectives.record_traffic() as records, left_out:
+            loss.total.backward()
+        found = {key: summed(value, peers) for key, value in gradients(model).items()}
+        return found | seen, Counter(record.use for record in records)
+
+    right, calls = step()
+    calls[pairformer.RESULT] = n_block  # whose backward sends nothing
+    return {
+        name: [max(error(x, right[key]) for key, x in step(name, turn)[0].items()) for turn in range(number)]
+        for name, number in sorted(calls.items())
+        if name in uses
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "n_block"), [(2, 2), (4, 1)])
+def test_no_single_backward_can_be_left_out(rank_pool, size, n_block):
+    """Not of both attentions, not of all blocks: of one call."""
+    uses = collectives.USES.keys() - USES_OF_FOUR if size == 2 else USES_OF_FOUR
+    off = rank_pool.run(check_each_left_out, size, n_block, set(uses))[0]
+    assert off.keys() == uses
+    triangles = 2 * n_block + MINI.n_template
+    expected = {triangle.BIAS: 2 * triangles, pairformer.KEYS_VALUES: n_block}
+    expected |= {triangle.OPERAND: triangles, triangle.PRODUCT: triangles}
+    expected |= dict.fromkeys(USES_OF_FOUR, 2 * triangles)
+    for name in expected.keys() & uses:
+        assert len(off[name]) == expected[name]
+    unnoticed = {(name, turn) for name, each in off.items() for turn, x in enumerate(each) if not x > 1e-6}
+    assert unnoticed == set()
+
+
+class Seen(TorchDispatchMode):
+    """Every collective that is called within, through whatever function."""
+
+    KINDS: ClassVar[dict[str, str]] = {
+        "alltoall_base_": "all_to_all",
+        "_allgather_base_": "all_gather",
+        "_reduce_scatter_base_": "reduce_scatter",
+        "allreduce_": "all_reduce",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in function.namespace:
+            name = function.overloadpacket.__name__
+            self.kinds.append(self.KINDS.get(name, name))
+        return function(*args, **(kwargs or {}))
+
+
+def check_all_are_registered(size: int) -> tuple[list[str], list[str]]:
+    """What a step calls, and what is recorded of it."""
+    peers = peers_of(size)
+    if peers is None:
+        return [], []
+    model = network(recompute=True)
+    with collectives.record_traffic() as records, Seen() as seen:
+        shared_loss(model, 7, 3, peers).total.backward()
+    return seen.kinds, [record.kind for record in records]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_no_collective_goes_round_the_registry(rank_pool, size):
+    """A new one without a use would be in no test that leaves backwards out."""
+    for called, recorded in rank_pool.run(check_all_are_registered, size)[:size]:
+        assert called == recorded
+        assert len(called) > 50
 
 
 def check_trunk(size: int, n: int) -> dict[str, float]:

@@ -65,7 +65,16 @@ class Traffic:
 
 # Plain variables and not context variables: on a GPU the backward pass runs in a thread of its own.
 _records: list[Traffic] | None = None
-_left_out: str | None = None
+_left_out: "_LeftOut | None" = None
+
+
+@dataclass
+class _LeftOut:
+    """A use whose backward forgets the other ranks: the ``turn``-th time that it runs, or always if None."""
+
+    name: str
+    turn: int | None
+    seen: int = 0
 
 
 @contextmanager
@@ -80,18 +89,28 @@ def record_traffic() -> Iterator[list[Traffic]]:
 
 
 @contextmanager
-def leave_out_backward(name: str) -> Iterator[None]:
+def leave_out_backward(name: str, turn: int | None = None) -> Iterator[None]:
     """Within, the collectives called ``name`` keep this rank's part of a gradient and forget the others'.
 
+    With ``turn``, the one alone that runs after so many others of that name.
     For tests: whatever holds the gradients right must notice each of them.
     """
     global _left_out
     assert name in USES, name
-    before, _left_out = _left_out, name
+    before, _left_out = _left_out, _LeftOut(name, turn)
     try:
         yield
     finally:
         _left_out = before
+
+
+def _is_left_out(name: str) -> bool:
+    """Asked once by each backward pass of a collective."""
+    if _left_out is None or _left_out.name != name:
+        return False
+    turn = _left_out.seen
+    _left_out.seen += 1
+    return _left_out.turn is None or _left_out.turn == turn
 
 
 def _record(name: str, kind: Kind, buffer: Tensor, peers: Peers, *, backward: bool) -> None:
@@ -123,7 +142,7 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        if _left_out == ctx.name:
+        if _is_left_out(ctx.name):
             own = torch.zeros_like(gradient)
             own[ctx.peers.rank] = gradient[ctx.peers.rank]
             return own, None, None
@@ -179,7 +198,7 @@ class _Transfer:
 
     def begin_scatter(self, gradient: Tensor) -> None:
         """Start to sum the gradients of all ranks, in float32 at least."""
-        if _left_out == self.name:
+        if _is_left_out(self.name):
             self._work, self._buffer = None, wide(gradient[self.peers.rank])
             return
         self._alive = wide(gradient).contiguous()
@@ -283,7 +302,7 @@ class _GatherOperand(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        if _left_out == ctx.name:
+        if _is_left_out(ctx.name):
             return gradient[ctx.peers.rank], None, None
         return _exchanged_sum(gradient, ctx.peers, ctx.name, backward=True), None, None
 
@@ -297,7 +316,7 @@ class _SumScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        if _left_out == ctx.name:
+        if _is_left_out(ctx.name):
             own = gradient.new_zeros((ctx.peers.size, *gradient.shape))
             own[ctx.peers.rank] = gradient
             return own, None, None
@@ -343,7 +362,7 @@ class _GatherAlike(torch.autograd.Function):
         (gradient,) = gradients
         own = gradient[ctx.peers.rank]
         # Every rank has the same P-th part of the gradient: its P-fold is the sum over the ranks.
-        return own if _left_out == ctx.name else own * ctx.peers.size, None, None
+        return own if _is_left_out(ctx.name) else own * ctx.peers.size, None, None
 
 
 class _EnterShards(torch.autograd.Function):
@@ -355,7 +374,7 @@ class _EnterShards(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        if _left_out == ctx.name:
+        if _is_left_out(ctx.name):
             return gradient, None, None
         total = wide(gradient).clone(memory_format=torch.contiguous_format)
         _record(ctx.name, "all_reduce", total, ctx.peers, backward=True)
