@@ -7,15 +7,19 @@ component), and chains of one entity. The second kind needs coordinates outside 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megafold.pipeline.chemistry.library import ComponentLibrary
+from megafold.pipeline.chemistry.library import ComponentLibrary, LibraryComponent
+from megafold.pipeline.schema import MolType
 from megafold.pipeline.stream.crop_view import CropView
 from megafold.pipeline.stream.entry import EntryTables, present, ranges
 from megafold.pipeline.stream.memory import Recent
+
+#: Volume that three bonds span below which their centre has no handedness, Å³; tetrahedra have 2 or more.
+_FLAT: Final = 0.5
 
 #: Equivalent orders of residues' atoms by component and the atoms of it that are there.
 KnownOrders = Recent[NDArray[np.int64]]
@@ -58,8 +62,10 @@ def residue_automorphisms(
     """Equivalent orders of the atoms of each residue of a crop.
 
     Only automorphisms count that map the atoms which are there (a crop and bonds take some away) onto
-    themselves. Residues with one order alone are left out. ``known`` keeps what has been found: most residues
-    are like others before.
+    themselves. In chains of residues they must keep every centre's handedness, too: there, atoms such as
+    valine's methyls or a phosphate's oxygens are named by it, and a model is to learn the names; a sulphate's
+    names mean nothing. Residues with one order alone are left out. ``known`` keeps what has been found: most
+    residues are like others before.
     """
     residue = view.residue[view.atom_to_token]
     starts = np.flatnonzero(np.diff(residue, prepend=-1))
@@ -67,15 +73,22 @@ def residue_automorphisms(
     found = []
     for start, end, kind in zip(starts, [*starts[1:], len(residue)], component.tolist(), strict=True):
         here, key = component_atom[start:end], view.entry.components[kind]
-        orders = known.get(f"{key} {here.tobytes().hex()}", partial(_orders, library, key, here))
+        named = bool(view.mol_type[view.atom_to_token[start]] != MolType.LIGAND)
+        make = partial(_orders, library, key, here, by_handedness=named)
+        orders = known.get(f"{key} {named} {here.tobytes().hex()}", make)
         if len(orders) > 1:
             found.append(start + orders)
     return tuple(found)
 
 
-def _orders(library: ComponentLibrary, key: str, here: NDArray[np.int32]) -> NDArray[np.int64]:
+def _orders(
+    library: ComponentLibrary, key: str, here: NDArray[np.int32], *, by_handedness: bool
+) -> NDArray[np.int64]:
     """Equivalent orders of a residue's atoms, as indices into ``here``, the atoms of the component it has."""
-    automorphisms = library[key].automorphisms
+    component = library[key]
+    automorphisms = component.automorphisms
+    if by_handedness and len(automorphisms) > 1:
+        automorphisms = automorphisms[_keep_handedness(component)]
     if len(automorphisms) < 2:
         return np.empty((0, 0), np.int64)
     place = np.full(int(max(automorphisms.max(), here.max())) + 1, -1)
@@ -83,6 +96,27 @@ def _orders(library: ComponentLibrary, key: str, here: NDArray[np.int32]) -> NDA
     # Column j of an automorphism says where heavy atom j goes; atoms that are here must stay here.
     images = place[automorphisms[:, np.isin(automorphisms[0], here)]]
     return _identity_first(np.unique(images[(images >= 0).all(axis=1)], axis=0))
+
+
+def _keep_handedness(component: LibraryComponent) -> NDArray[np.bool_]:
+    """[N_automorphism] which of them turn no centre of the reference conformer into its mirror image."""
+    orders, position = component.automorphisms, component.ref_pos.astype(np.float64)
+    heavy = component.heavy_atoms
+    image = np.zeros((len(orders), len(position)), np.int64)
+    image[:, heavy] = orders
+    neighbours: dict[int, list[int]] = {int(atom): [] for atom in heavy}
+    for one, other in component.bonds.tolist():
+        if one in neighbours and other in neighbours:
+            neighbours[one].append(other)
+            neighbours[other].append(one)
+    keeps = np.ones(len(orders), bool)
+    for centre, bonded in neighbours.items():
+        if len(bonded) < 3:
+            continue
+        corners = position[image[:, bonded[:3]]] - position[image[:, centre]][:, None]
+        volume = np.linalg.det(corners)  # of the identity first
+        keeps &= (np.abs(volume) < _FLAT) | (volume * volume[0] > 0) | np.isnan(volume)
+    return keeps
 
 
 def _identity_first(images: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -253,6 +253,42 @@ def rmsd_superposed(a, b):
     return gemmi.superpose_positions([gemmi.Position(*p) for p in a], [gemmi.Position(*p) for p in b]).rmsd
 
 
+#: The pairs of atoms whose names do not say which is which: the rest of an amino acid's equivalent atoms, and
+#: a nucleotide's, are named by handedness (AlphaFold 2 SI table 3, and the carboxylate of the last residue).
+AMBIGUOUS = {
+    "ASP": {("OD1", "OD2")},
+    "GLU": {("OE1", "OE2")},
+    "PHE": {("CD1", "CD2"), ("CE1", "CE2")},
+    "TYR": {("CD1", "CD2"), ("CE1", "CE2")},
+    "ARG": {("NH1", "NH2")},
+}
+
+
+@pytest.mark.parametrize("entry", ["2hhb", "5ugo"])
+def test_atoms_that_are_named_by_handedness_keep_their_names(cache, entry):
+    stream = stream_of(cache, entry, crop=CropConfig(tokens=4000, atoms=40000))
+    features, symmetry = stream.sample(0).features, stream.symmetry(0)
+    text = ["".join(chr(c + 32) for c in chars).strip() for chars in features["ref_atom_name_chars"]]
+    restype = features["restype"][features["atom_to_token"]]
+    is_polymer = ~features["is_ligand"][features["atom_to_token"]]
+    codes = [schema.RESTYPES[number] for number in restype]
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for orders in symmetry.automorphisms:
+        names = [text[atom] for atom in orders[0]]
+        if not is_polymer[orders[0, 0]] or "OP3" in names:  # three oxygens of a first phosphate may turn
+            continue
+        moved = [
+            tuple(sorted((name, text[atom]))) for row in orders for name, atom in zip(names, row, strict=True)
+        ]
+        found.setdefault(codes[orders[0, 0]], set()).update(pair for pair in moved if pair[0] != pair[1])
+    found = {code: pairs - {("O", "OXT")} for code, pairs in found.items()}
+    assert {code: pairs for code, pairs in found.items() if pairs} == {
+        code: pairs for code, pairs in AMBIGUOUS.items() if code in codes
+    }
+    assert "VAL" in codes
+    assert ("DG" in codes) == (entry == "5ugo")
+
+
 def test_copies_of_a_chain_superpose_and_equivalent_atoms_are_alike(cache):
     stream = stream_of(cache, "2hhb", crop=CropConfig(tokens=300, atoms=4000))
     features, symmetry = stream.sample(1).features, stream.symmetry(1)
