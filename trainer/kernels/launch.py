@@ -70,15 +70,17 @@ class Launch:
         if index is not None and index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 return self(*tensors)
-        aligned = tuple([t.data_ptr() % _ALIGNMENT for t in tensors])
+        pointers = [t.data_ptr() for t in tensors]
+        aligned = tuple([pointer % _ALIGNMENT for pointer in pointers])
         key = (index, aligned, tuple([t.dtype for t in tensors]))
         known = self._known.get(key)
         if known is None:
             return self._first(key, tensors)
         stream = driver.active.get_current_stream(index)
+        # Of a tensor Triton would ask the GPU's driver where its memory is.
         known.run(
             self._programs, 1, 1, stream, known.function, known.packed_metadata, None, None, None,
-            *tensors, *self._tail,
+            *pointers, *self._tail,
         )  # fmt: skip
         return None
 
