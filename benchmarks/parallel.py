@@ -5,11 +5,11 @@
 
 c_z 128, c_s 384, batch 1, dropout on, blocks recomputed in the backward pass. One rank alone and all together
 are timed: median milliseconds of a forward and backward pass, the same without any transfer (what stays is
-computation, the difference is exposed communication), bytes that a rank sends, and the memory at its peak
-beyond the inputs; on GPUs also how long the kernels of each collective ran, and for how much of it no other
-kernel did (waiting for the other ranks included). Then comes the bandwidth of collectives. Last, the shared
-blocks and the serial ones are compared with eager ones, in float32 and bfloat16: outputs, gradients of inputs
-and parameters.
+computation, the difference is exposed communication), how long the host takes to launch it, bytes that a rank
+sends, and the memory at its peak beyond the inputs; on GPUs also how long the kernels of each collective ran,
+and for how much of it no other kernel did (waiting for the other ranks included). Then comes the bandwidth of
+collectives. Last, the shared blocks and the serial ones are compared with eager ones: outputs, gradients of
+inputs and parameters; in float32, and in bfloat16 without dropout, whose masks on a GPU depend on the dtype.
 """
 
 import argparse
@@ -19,8 +19,10 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from megafold.trainer.parallel.shards import Shards, pad_tokens
 
 C_S, C_Z, N_BLOCKS = 384, 128, 2
 GIB = 2**30
+SENT_MIB = (1, 8, 32, 128)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Row:
     length: int
     milliseconds: float
     without_transfers_ms: float
+    host_ms: float
     sent_mib_per_block: float
     peak_gib: float
     collectives: dict[str, "Overlap"]
@@ -170,9 +174,10 @@ def check(n: int, setting: Setting) -> bool:
         Whether sharing makes it no worse.
     """
     stack = network(setting.device)
-    exact = serial(stack, n, replace(setting, precision=torch.float32, backend="eager"))
     right = True
     for precision in (torch.float32, torch.bfloat16):
+        stack.train(precision == torch.float32)
+        exact = serial(stack, n, replace(setting, precision=torch.float32, backend="eager"))
         now = replace(setting, precision=precision)
         off = {
             "serial": distances(serial(stack, n, now), exact),
@@ -242,23 +247,28 @@ class Overlap:
     alone_ms: float
 
 
-def overlaps(step: Callable[[], Any]) -> dict[str, Overlap]:
-    """By collective; empty where there is no GPU or none was called."""
+def kernels_of(step: Callable[[], Any]) -> list[Any]:
+    """The kernels that a step runs on a GPU, as the profiler has them; none without a GPU."""
     if not torch.cuda.is_available():
-        return {}
+        return []
     step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         step()
         torch.cuda.synchronize()
+    return [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+
+
+def overlaps(events: list[Any]) -> dict[str, Overlap]:
+    """By collective."""
     transfers: dict[str, list[tuple[float, float]]] = {}
     work = []
-    for event in profiler.events():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
-            continue
+    for event in events:
         span = (event.time_range.start, event.time_range.end)
         if event.name.startswith("ncclDevKernel_"):
-            transfers.setdefault(event.name.removeprefix("ncclDevKernel_").split("_")[0], []).append(span)
+            transfers.setdefault(
+                event.name.removeprefix("ncclDevKernel_").split("_")[0].split("(")[0], []
+            ).append(span)
         elif not event.name.startswith("nccl"):  # neither a range that NCCL marks
             work.append(span)
     busy = union(work)
@@ -286,12 +296,16 @@ def common(span: tuple[float, float], spans: list[tuple[float, float]]) -> float
     return sum(max(0.0, min(span[1], stop) - max(span[0], start)) for start, stop in spans)
 
 
-def median_ms(function: Callable[[], Any], device: torch.device, repeats: int) -> float:
+def median_ms(function: Callable[[], Any], device: torch.device | None, repeats: int) -> float:
+    """Median time; without a device, of the host alone."""
+
     def once() -> float:
-        synchronize(device)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         began = time.perf_counter()
         function()
-        synchronize(device)
+        if device is not None:
+            synchronize(device)
         return 1e3 * (time.perf_counter() - began)
 
     once()
@@ -303,7 +317,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def measure(n: int, setting: Setting, repeats: int) -> Row:
+def measure(n: int, setting: Setting, repeats: int, longest: int = 0) -> Row:
     stack, shards = network(setting.device), Shards(setting.peers, n)
     inputs = own_inputs(n, setting, shards)
     gradients = [torch.randn_like(x) for x in run(stack, inputs, setting, shards)]
@@ -327,20 +341,41 @@ def measure(n: int, setting: Setting, repeats: int) -> Row:
     with without_transfers():
         alone = median_ms(step, setting.device, repeats)
     sent = sum(record.sent for record in records) / N_BLOCKS / 2**20
-    spans = overlaps(step) if setting.peers.size > 1 else {}
-    return Row(setting.peers.size, n, milliseconds, alone, sent, peak, spans)
+    host = median_ms(step, None, repeats)
+    events = kernels_of(step)
+    if longest:
+        say_longest(events, longest)
+    return Row(setting.peers.size, n, milliseconds, alone, host, sent, peak, overlaps(events))
 
 
-def bandwidths(setting: Setting, repeats: int) -> dict[str, float]:
-    """GB/s that a rank sends, of buffers of 64 MiB."""
+def say_longest(events: list[Any], number: int) -> None:
+    """Print what takes the GPU's time."""
+    took = Counter[str]()
+    count = Counter[str]()
+    for event in events:
+        took[event.name] += event.time_range.elapsed_us()
+        count[event.name] += 1
+    say(f"    {len(events)} kernels, {sum(took.values()) / 1e3:.2f} ms")
+    for name, microseconds in took.most_common(number):
+        say(f"    {microseconds / 1e3:7.3f} ms  {count[name]:4d} x  {name[:110]}")
+
+
+def bandwidths(setting: Setting, repeats: int) -> dict[str, dict[str, float]]:
+    """GB/s that a rank sends, by collective and by MiB that it sends."""
     peers = setting.peers
-    x = torch.ones(peers.size, 2**24 // peers.size, device=setting.device)
-    calls: dict[str, Callable[[], Any]] = {
-        "all_to_all": lambda: collectives.all_to_all(x, peers, "bandwidth"),
-        "all_gather": lambda: collectives.all_gather(x[0], peers, "bandwidth"),
-    }
-    sent = x.numel() * x.element_size() * (peers.size - 1) / peers.size
-    return {name: sent / median_ms(call, setting.device, repeats) / 1e6 for name, call in calls.items()}
+    if peers.size == 1:
+        return {}
+    speeds: dict[str, dict[str, float]] = {"all_to_all": {}, "all_gather": {}}
+    for mib in SENT_MIB:
+        sent = mib * 2**20
+        x = torch.ones(peers.size, sent // 4 // (peers.size - 1), device=setting.device)
+        calls: dict[str, Callable[[], Any]] = {
+            "all_to_all": partial(collectives.all_to_all, x, peers, "bandwidth"),
+            "all_gather": partial(collectives.all_gather, x[0], peers, "bandwidth"),
+        }
+        for name, call in calls.items():
+            speeds[name][str(mib)] = sent / median_ms(call, setting.device, repeats) / 1e6
+    return speeds
 
 
 def say(text: str) -> None:
@@ -358,6 +393,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--backend", help="of operators; default triton on a GPU, eager on a CPU")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--longest", type=int, default=0, help="print so many kernels that take longest")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -372,18 +408,18 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     say(f"{peers.size} x {name}, torch {torch.__version__}, back end {backend}")
     rows = []
-    say("ranks  length       ms  without transfers  sent MiB/block  peak GiB")
+    say("ranks  length       ms  without transfers  host ms  sent MiB/block  peak GiB")
     for n in arguments.lengths:
         for ranks in arguments.ranks or (1, peers.size):
             if ranks == 1 and peers.rank > 0:
                 dist.barrier()
                 continue
             now = replace(setting, peers=Peers()) if ranks == 1 else setting
-            row = measure(n, now, arguments.repeats)
+            row = measure(n, now, arguments.repeats, arguments.longest)
             rows.append(row)
             say(
                 f"{row.ranks:5d}  {row.length:6d}  {row.milliseconds:7.1f}  {row.without_transfers_ms:17.1f}"
-                f"  {row.sent_mib_per_block:14.1f}  {row.peak_gib:8.2f}"
+                f"  {row.host_ms:7.1f}  {row.sent_mib_per_block:14.1f}  {row.peak_gib:8.2f}"
             )
             for kind, seen in row.collectives.items():
                 say(
@@ -393,7 +429,9 @@ def main() -> None:
             if ranks == 1:
                 dist.barrier()
     speeds = bandwidths(setting, arguments.repeats)
-    say("GB/s that a rank sends: " + ", ".join(f"{key} {value:.1f}" for key, value in speeds.items()))
+    for kind, by_size in speeds.items():
+        told = ", ".join(f"{size} MiB: {speed:.1f}" for size, speed in by_size.items())
+        say(f"{kind}, GB/s of a rank that sends {told}")
     if arguments.json and dist.get_rank() == 0:
         result = {"device": name, "torch": torch.__version__, "backend": backend, "bandwidth_gb_s": speeds}
         arguments.json.write_text(
