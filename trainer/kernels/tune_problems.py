@@ -236,7 +236,7 @@ def _multiplication_candidates(
 
 
 def multiplication_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
-    """Triangle multiplication with ``channels`` of z and of a and b."""
+    """Triangle multiplication with ``channels`` of z and of a and b, dropout and residual included."""
     device = gpu()
 
     def matrix(rows: int) -> Tensor:
@@ -248,16 +248,21 @@ def multiplication_problem(dtype: torch.dtype, channels: int, length: int) -> Pr
     )  # fmt: skip
     z, grad = (_normal(1, length, length, channels, dtype=dtype) for _ in range(2))
     mask = torch.ones(1, length, length, dtype=torch.bool, device=device)
+    keep = torch.ones(1, 1, length, channels, dtype=dtype, device=device)
+    ending = multiplication.Ending(keep, True)
 
     def call() -> multiplication.Call:
         # Not a remembered one, which has the tiles of another moment.
-        return multiplication.Call(1, length, channels, channels, dtype, device, False)
+        shape = (1, length, channels, channels)
+        return multiplication.Call(*shape, dtype, device, False, ending.dropped, ending.residual)
 
     prepared = multiplication.prepare(call(), weights)
     standard, ab, factors = multiplication.project(call(), z, mask, prepared)
     x = multiplication.contract(ab, True)
-    _, summed = multiplication.close(call(), standard, x, prepared, factors, keep=True)
-    dx, dproducts = multiplication.output_gradient(call(), grad, standard, summed, prepared, factors)
+    closing = (z, keep, standard, x, prepared, factors)
+    _, summed = multiplication.close(call(), *closing, backward=True)
+    opening = (grad, keep, standard, summed, prepared, factors)
+    dx, dproducts = multiplication.output_gradient(call(), *opening)
     dab = multiplication.contract_gradient(dx, ab, True)
 
     def weight_gradient() -> Run:
@@ -269,14 +274,11 @@ def multiplication_problem(dtype: torch.dtype, channels: int, length: int) -> Pr
         multiplication_tiles.FAMILY, dtype, channels, length,
         {
             "project": lambda: partial(multiplication.project, call(), z, mask, prepared),
-            "output": lambda: partial(
-                multiplication.close, call(), standard, x, prepared, factors, keep=True
-            ),
-            "output_gradient": lambda: partial(
-                multiplication.output_gradient, call(), grad, standard, summed, prepared, factors
-            ),
+            "output": lambda: partial(multiplication.close, call(), *closing, backward=True),
+            "output_gradient": lambda: partial(multiplication.output_gradient, call(), *opening),
             "input_gradient": lambda: partial(
-                multiplication.input_gradient, call(), standard, dab, dproducts, prepared, factors, dtype
+                multiplication.input_gradient, call(), grad, standard, dab, dproducts, prepared, factors,
+                dtype,
             ),
             "weight_gradient": weight_gradient,
             "output_weight_gradient": weight_gradient,

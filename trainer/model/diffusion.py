@@ -66,7 +66,7 @@ class DiffusionConditioning(nn.Module):
         relative_position = self.relative_position(batch, rows).to(z_trunk.dtype)
         z: Tensor = self.pair(torch.cat([z_trunk, relative_position], dim=-1))
         for transition in self.pair_transitions:
-            z = z + transition(z)
+            z = transition(z, residual=True)
         return z
 
     def at_noise_level(self, s: Tensor, sigma: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class DiffusionConditioning(nn.Module):
             embedding = self.fourier(torch.log(sigma / self.sigma_data) / 4)
         s = s[:, None] + self.noise(embedding)[:, :, None]
         for transition in self.single_transitions:
-            s = s + transition(s)
+            s = transition(s, residual=True)
         return s
 
 

@@ -101,8 +101,8 @@ class MSAUpdate(nn.Module):
 
     def forward(self, m: Tensor, z: Tensor, mask: Tensor) -> Tensor:
         """[B, M, N, C_m] → [B, M, N, C_m]."""
-        m = m + self.dropout(self.averaging(m, z, mask))
-        return m + self.transition(m)
+        m = self.dropout.add(m, self.averaging(m, z, mask))
+        return self.transition(m, residual=True)
 
 
 class MSABlock(nn.Module):

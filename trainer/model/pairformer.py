@@ -28,11 +28,11 @@ class PairUpdate(nn.Module):
     def forward(self, z: Tensor, pair_mask: Tensor) -> Tensor:
         """[B, N, N, C_z] → [B, N, N, C_z], residuals included."""
         ones = self.dropout_row.ones(z)
-        z = self.dropout_row.add(z, self.multiplication_outgoing(z, pair_mask), ones)
-        z = self.dropout_row.add(z, self.multiplication_incoming(z, pair_mask), ones)
+        z = self.multiplication_outgoing(z, pair_mask, self.dropout_row.keep(z, ones), residual=True)
+        z = self.multiplication_incoming(z, pair_mask, self.dropout_row.keep(z, ones), residual=True)
         z = self.attention_starting(z, pair_mask, self.dropout_row.keep(z, ones), residual=True)
         z = self.attention_ending(z, pair_mask, self.dropout_column.keep(z, ones), residual=True)
-        return z + self.transition(z)
+        return self.transition(z, residual=True)
 
 
 class PairformerBlock(nn.Module):
@@ -48,7 +48,7 @@ class PairformerBlock(nn.Module):
         """The next s and z."""
         z = self.pair(z, pair_mask)
         s = s + self.attention(s.unsqueeze(1), None, z, mask).squeeze(1)
-        return s + self.transition(s), z
+        return self.transition(s, residual=True), z
 
 
 class PairformerStack(nn.Module):

@@ -86,11 +86,12 @@ class Transition(nn.Module):
         self.linear_in = Linear(c, 2 * n * c, init="relu")
         self.linear_out = Linear(n * c, c, init="final")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., C] → [..., C], without the residual."""
-        assert self.norm.bias is not None
+    def forward(self, x: Tensor, *, residual: bool = False) -> Tensor:
+        """[..., C] → [..., C]; ``residual``: add ``x``."""
+        norm, linear_in, linear_out = self.norm, self.linear_in, self.linear_out
+        assert norm.bias is not None
         return ops.transition(
-            x, self.norm.weight, self.norm.bias, self.linear_in.weight, self.linear_out.weight
+            x, norm.weight, norm.bias, linear_in.weight, linear_out.weight, residual=residual
         )
 
 
@@ -105,14 +106,12 @@ class Dropout(nn.Module):
         self.rate = rate
         self.axis = {"row": 1, "column": 2}[shared]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Zero channels with probability ``rate`` and scale the rest by 1 / (1 - rate), in training."""
-        keep = self.keep(x)
-        return x if keep is None else x * keep
+    def add(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual`` and ``x``, whose channels are dropped with probability ``rate`` in training.
 
-    def add(self, residual: Tensor, x: Tensor, ones: Tensor | None = None) -> Tensor:
-        """``residual`` and what dropout leaves of ``x``; ``ones`` as :meth:`keep` takes it."""
-        keep = self.keep(x, ones)
+        The others are scaled by 1 / (1 - rate).
+        """
+        keep = self.keep(x)
         return residual + x if keep is None else ops.dropout_add(residual, x, keep)
 
     def keep(self, x: Tensor, ones: Tensor | None = None) -> Tensor | None:

@@ -23,8 +23,13 @@ class TriangleMultiplication(nn.Module):
         self.linear_out = Linear(c, c_z, init="final")
         self.linear_gate = Linear(c_z, c_z, init="gate")
 
-    def forward(self, z: Tensor, mask: Tensor) -> Tensor:
-        """[B, N, N, C_z] → [B, N, N, C_z]."""
+    def forward(
+        self, z: Tensor, mask: Tensor, keep: Tensor | None = None, *, residual: bool = False
+    ) -> Tensor:
+        """[B, N, N, C_z] → [B, N, N, C_z].
+
+        ``keep``: dropout's factors, broadcast against ``z``; ``residual``: add ``z``.
+        """
         assert self.norm_in.bias is not None
         assert self.norm_out.bias is not None
         weights = ops.TriangleMultiplicationWeights(
@@ -37,7 +42,7 @@ class TriangleMultiplication(nn.Module):
             output=self.linear_out.weight,
             output_gate=self.linear_gate.weight,
         )
-        return ops.triangle_multiplication(z, mask, weights, self.outgoing)
+        return ops.triangle_multiplication(z, mask, weights, self.outgoing, keep=keep, residual=residual)
 
 
 class TriangleAttention(nn.Module):

@@ -25,17 +25,25 @@ def swiglu(x: Tensor, weight_in: Tensor, weight_out: Tensor) -> Tensor:
 
 @operator
 def transition(
-    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight_in: Tensor,
+    weight_out: Tensor,
+    *,
+    residual: bool = False,
 ) -> Tensor:
-    """AF3 SI algorithm 11: SwiGLU of LayerNorm(x), without the residual.
+    """AF3 SI algorithm 11: SwiGLU of LayerNorm(x).
 
     Args:
         x: [..., C].
         norm_weight: [C], with ``norm_bias`` [C].
         weight_in: [2·C_hidden, C]; the rows that swish sees come first.
         weight_out: [C, C_hidden].
+        residual: add ``x``.
 
     Returns:
         [..., C].
     """
-    return swiglu.naive(layernorm.naive(x, norm_weight, norm_bias), weight_in, weight_out)
+    update = swiglu.naive(layernorm.naive(x, norm_weight, norm_bias), weight_in, weight_out)
+    return x + update if residual else update

@@ -36,27 +36,38 @@ class TriangleMultiplicationWeights(NamedTuple):
 
 @operator
 def triangle_multiplication(
-    z: Tensor, mask: Tensor, weights: TriangleMultiplicationWeights, outgoing: bool
+    z: Tensor,
+    mask: Tensor,
+    weights: TriangleMultiplicationWeights,
+    outgoing: bool,
+    *,
+    keep: Tensor | None = None,
+    residual: bool = False,
 ) -> Tensor:
-    """AF3 SI algorithms 12 (outgoing edges) and 13 (incoming), without the residual.
+    """AF3 SI algorithms 12 (outgoing edges) and 13 (incoming).
 
     Args:
         z: [B, N, N, C_z].
         mask: [B, N, N] boolean, True: both tokens are present.
         weights: the parameters.
         outgoing: True: Σ_k a_ik ⊙ b_jk, False: Σ_k a_ki ⊙ b_kj.
+        keep: dropout's factors, broadcast against ``z``, or None for none.
+        residual: add ``z``.
 
     Returns:
         [B, N, N, C_z].
     """
-    z = layernorm.naive(z, weights.norm_in_weight, weights.norm_in_bias)
-    ab = torch.sigmoid(F.linear(z, weights.gate)) * F.linear(z, weights.projection)
+    normal = layernorm.naive(z, weights.norm_in_weight, weights.norm_in_bias)
+    ab = torch.sigmoid(F.linear(normal, weights.gate)) * F.linear(normal, weights.projection)
     ab = ab * mask.unsqueeze(-1)
     # Channels first, so that the sum over k is one batched matrix product.
     a, b = ab.movedim(-1, 1).chunk(2, dim=1)
     x = a @ b.transpose(-1, -2) if outgoing else a.transpose(-1, -2) @ b
     x = layernorm.naive(x.movedim(1, -1), weights.norm_out_weight, weights.norm_out_bias)
-    return torch.sigmoid(F.linear(z, weights.output_gate)) * F.linear(x, weights.output)
+    update = torch.sigmoid(F.linear(normal, weights.output_gate)) * F.linear(x, weights.output)
+    if keep is not None:
+        update = update * keep
+    return z + update if residual else update
 
 
 class TriangleAttentionWeights(NamedTuple):

@@ -22,6 +22,8 @@ SCRATCH_BYTES: Final = 768 * 2**20
 #: What it takes anyway, if there are rows for it.
 LEAST_SCRATCH_BYTES: Final = 64 * 2**20
 _CHANNELS: Final = (64, 128)
+#: Columns of a tile of the scratch memory.
+STRIP_COLUMNS: Final = 64
 #: Rows of the weights' gradients that one program sums up.
 _SUM_ROWS: Final = 16
 
@@ -50,7 +52,7 @@ def fits(x: Tensor, weight_in: Tensor, weight_out: Tensor, dtype: torch.dtype) -
     c_out, hidden = weight_out.shape
     if dtype == torch.float32 and not INTERPRETED:
         return False  # full-precision products are cuBLAS's trade
-    if x.shape[-1] not in _CHANNELS or c_out != x.shape[-1]:
+    if x.shape[-1] not in _CHANNELS or c_out != x.shape[-1] or hidden % STRIP_COLUMNS:
         return False
     return tiles(architecture(x.device), dtype.itemsize, c_out).divide(hidden)
 
@@ -59,8 +61,8 @@ def _constants(x: Tensor, hidden: int, norm: bool) -> dict[str, Any]:
     return {"C": x.shape[-1], "H": hidden, "NORM": norm, "EPS": EPS}
 
 
-def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
-    """The operator's result in ``dtype``."""
+def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype, *, residual: bool = False) -> Tensor:
+    """The operator's result in ``dtype``; ``residual``: and the input, added before it is rounded."""
     rows = as_rows(x)
     m, c = rows.shape
     weight_in, weight_out = parameters.products(dtype)
@@ -71,7 +73,9 @@ def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
         blocks(m, tile.rows),
         (rows, *_norm(parameters, rows), weight_in, weight_out, out),
         (m, rows.stride(0)),
-        {"BM": tile.rows, "BH": tile.hidden} | _constants(x, weight_out.shape[1], norm) | {"HELD": tile.held},
+        {"BM": tile.rows, "BH": tile.hidden}
+        | _constants(x, weight_out.shape[1], norm)
+        | {"HELD": tile.held, "RESIDUAL": residual},
         tile.options(),
     )
     return out
@@ -141,10 +145,12 @@ def covering(rows: int) -> int:
     return blocks(rows, ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: list[bool]) -> list[Tensor]:
+def backward(
+    grad: Tensor, x: Tensor, parameters: Parameters, wanted: list[bool], *, residual: bool = False
+) -> list[Tensor]:
     """Gradients of x, norm_weight, norm_bias, weight_in, weight_out: those wanted, others empty.
 
-    grad: [..., C], contiguous.
+    grad: [..., C], contiguous. ``residual``: x was added to the result.
     """
     rows, grad_rows = as_rows(x), grad.view(-1, grad.shape[-1])
     m, c = rows.shape
@@ -170,7 +176,7 @@ def backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: list[bool]
              dx.view(-1, c)[here], norm_parts[first // tile.rows :], *scratch),
             (count, rows.stride(0)),
             {"BM": tile.rows, "BH": tile.hidden} | _constants(x, weight_out.shape[1], norm)
-            | {"HELD": tile.held, "INPUT": of_input, "WEIGHTS": of_weights},
+            | {"HELD": tile.held, "RESIDUAL": residual, "INPUT": of_input, "WEIGHTS": of_weights},
             tile.options(),
         )  # fmt: skip
         if strip is not None:

@@ -6,13 +6,13 @@ sees first, ``weight_out`` [C, H].
 
 A program keeps BM normalised rows and goes through the hidden channels BH at a time: the hidden activation is
 never in memory. The backward computes it anew in the same way and has the input's gradient at the end. The
-gradients of the weights are products over all rows, so what they need is written to scratch memory: a strip of
-rows, | dGate and dValue: 2·H | hidden: H |, and the normalised input. A second kernel sums its products. The
-caller takes as many rows at a time as it has scratch for.
+gradients of the weights are products over all rows, so what they need is written to scratch memory: a strip
+of rows, | dGate and dValue: 2·H | hidden: H |, and the normalised input. A second kernel sums its products.
+The caller takes as many rows at a time as it has scratch for.
 
-A strip lies in memory in tiles of 8 rows by 32 columns, one after the other along a row of them, and a tile's
-columns in the order in which the matrix units deal them to threads (:func:`_dealt`): a thread has 16 bytes that
-are neighbours there, and what is computed is written without a way through shared memory.
+A strip lies in memory in tiles of 8 rows by 64 columns, one after the other along a row of them, and each 32
+of a tile's columns in the order in which the matrix units deal them to threads (:func:`_dealt`): a thread has
+16 bytes that are neighbours there, and what is computed is written without a way through shared memory.
 
 Gate and value are one product: the rows of ``weight_in`` are taken eight of the gate's and eight of the
 value's in turn, and so are the columns of dGate and dValue. As eight columns are what the matrix units give a
@@ -88,7 +88,7 @@ def _unite(gate, value, BM: tl.constexpr, BH: tl.constexpr):
 
 @triton.jit
 def _dealt(n):
-    """Which column lies at place ``n`` of a strip: the tile's columns 2t, 2t + 1 of every eight, for each t."""
+    """Which column lies at place ``n`` of a strip: of 32, for each t, 2t and 2t + 1 of every eight."""
     return n // 32 * 32 + n // 2 % 4 * 8 + n // 8 % 4 * 2 + n % 2
 
 
@@ -100,20 +100,20 @@ def _store_strip(lines, first, value, W: tl.constexpr, BM: tl.constexpr, WIDTH: 
     # A warp has 16 rows, a thread two of each eight columns of one of each eight rows.
     value = tl.reshape(value, (SIXTEENS, 2, 8, GROUPS, 4, 4, 2))
     value = tl.reshape(tl.permute(value, (1, 3, 0, 2, 5, 4, 6)), (2 * GROUPS * SIXTEENS, 256))
-    m = tl.arange(0, 2 * GROUPS * SIXTEENS)
+    m, n = tl.arange(0, 2 * GROUPS * SIXTEENS), tl.arange(0, 256)
     eight = m % SIXTEENS * 2 + m // (SIXTEENS * GROUPS)
-    group = m // SIXTEENS % GROUPS
-    place = (eight * (W // 32) + group)[:, None] * 256 + tl.arange(0, 256)[None, :]
-    tl.store(lines + first * 8 + place, value)
+    group = first // 32 + m // SIXTEENS % GROUPS
+    place = (eight * (W // 64) + group // 2) * 512 + group % 2 * 32
+    tl.store(lines + (place[:, None] + (n // 32 * 64 + n % 32)[None, :]), value)
 
 
 @triton.jit
 def forward_kernel(
     x, norm_weight, norm_bias, weight_in, weight_out, out, M, x_row,
     BM: tl.constexpr, BH: tl.constexpr, C: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
-    EPS: tl.constexpr, HELD: tl.constexpr,
+    EPS: tl.constexpr, HELD: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """One program: BM rows."""
+    """One program: BM rows. RESIDUAL: add them."""
     dtype = weight_in.dtype.element_ty
     first = tl.program_id(0) * BM
     c, n = tl.arange(0, C), tl.arange(0, BH)
@@ -126,6 +126,9 @@ def forward_kernel(
         gate, value = _part(tl.dot(tile, tl.trans(in_rows)), BM, BH)
         hidden = (gate * _sigmoid(gate) * value).to(dtype)
         acc = tl.dot(hidden, tl.trans(out_columns), acc)
+    if RESIDUAL:
+        # Read again: kept, it would fill registers all the way.
+        acc += _load_rows(x, first, x_row, M, C, BM).to(tl.float32)
     store_rows(out, first, acc, M, C, C, BM)
 
 
@@ -133,13 +136,13 @@ def forward_kernel(
 def input_gradient_kernel(
     x, norm_weight, norm_bias, weight_in, weight_out, dout, dx, norm_parts, strip, normal, M, x_row,
     BM: tl.constexpr, BH: tl.constexpr, C: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
-    EPS: tl.constexpr, HELD: tl.constexpr, INPUT: tl.constexpr, WEIGHTS: tl.constexpr,
+    EPS: tl.constexpr, HELD: tl.constexpr, RESIDUAL: tl.constexpr, INPUT: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """One program: BM rows.
 
-    INPUT: write dX and, with NORM, this program's sums of the norm's gradients to ``norm_parts``
-    [programs, 2, C]. WEIGHTS: write ``strip`` and ``normal`` [rows, C]; rows from M on have no gradient, so
-    nothing adds up.
+    INPUT: write dX, to which RESIDUAL adds dOut, and, with NORM, this program's sums of the norm's gradients
+    to ``norm_parts`` [programs, 2, C]. WEIGHTS: write ``strip`` and ``normal`` [rows, C]; rows from M on have
+    no gradient, so nothing adds up.
     """
     dtype = weight_in.dtype.element_ty
     first = tl.program_id(0) * BM
@@ -168,7 +171,6 @@ def input_gradient_kernel(
             acc = tl.dot(dboth, in_rows, acc)
     if INPUT:
         if NORM:
-            # Read again: kept, it would fill registers all the way.
             again = _load_rows(x, first, x_row, M, C, BM).to(tl.float32)
             standard, inverse = standardised(again, C, C, EPS)
             parts = norm_parts + tl.program_id(0) * 2 * C + c
@@ -178,6 +180,8 @@ def input_gradient_kernel(
             mean = (tl.sum(acc, 1) / C)[:, None]
             along = (tl.sum(acc * standard, 1) / C)[:, None]
             acc = (acc - mean - standard * along) * inverse
+        if RESIDUAL:
+            acc += _load_rows(dout, first, C, M, C, BM).to(tl.float32)
         store_rows(dx, first, acc, M, C, C, BM)
 
 
@@ -191,8 +195,8 @@ def weight_gradient_kernel(
 
     parts: [SPLITS, 3·H, C] float32, of dGate's and dValue's products with the normalised input, then of the
     hidden activation's with dout, in the order of the strip's columns. Every program owns BN rows of one part
-    and adds to what is there, unless it is the FIRST strip: the order of the sum is always the same. The strip
-    is written up to a multiple of BK.
+    and adds to what is there, unless it is the FIRST strip: the order of the sum is always the same. The
+    strip is written up to a multiple of BK.
     """
     TILES: tl.constexpr = 3 * H // BN
     pid = tl.program_id(0)
@@ -200,8 +204,8 @@ def weight_gradient_kernel(
     split = pid // TILES
     k, n, c = tl.arange(0, BK), tl.arange(0, BN), tl.arange(0, C)
     right = tl.where(left < 2 * H, normal, dout)
-    tiles = (k // 8)[:, None] * (3 * H // 32) + (left // 32 + n // 32)[None, :]
-    within = tiles * 256 + ((k % 8)[:, None] * 32 + (n % 32)[None, :])
+    tiles = (k // 8)[:, None] * (3 * H // 64) + (left // 64 + n // 64)[None, :]
+    within = tiles * 512 + ((k % 8)[:, None] * 64 + (n % 64)[None, :])
     place = parts + tl.cast(split, tl.int64) * (3 * H * C) + ((left + n)[:, None] * C + c[None, :])
     if FIRST:
         acc = tl.zeros([BN, C], tl.float32)

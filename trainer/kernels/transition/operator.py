@@ -31,6 +31,26 @@ def _transition_backward(
     return way.backward(grad, x, Parameters(norm_weight, norm_bias, weight_in, weight_out), wanted)
 
 
+def _transition_added(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight_in: Tensor,
+    weight_out: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    parameters = Parameters(norm_weight, norm_bias, weight_in, weight_out)
+    return fused.forward(x, parameters, dtype, residual=True)
+
+
+def _transition_added_backward(
+    grad: Tensor, x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor,
+    wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    parameters = Parameters(norm_weight, norm_bias, weight_in, weight_out)
+    return fused.backward(grad, x, parameters, wanted, residual=True)
+
+
 def _swiglu(x: Tensor, weight_in: Tensor, weight_out: Tensor, dtype: torch.dtype) -> Tensor:
     way = fused if fits(x, weight_in, weight_out, dtype) else composed
     return way.forward(x, Parameters(None, None, weight_in, weight_out), dtype)
@@ -52,6 +72,7 @@ def _shape(x: Tensor, *parameters: Tensor) -> tuple[int, ...]:
 
 
 _transition_operator = Differentiable("transition", _transition, _transition_backward, _shape)
+_added_operator = Differentiable("transition_added", _transition_added, _transition_added_backward, _shape)
 _swiglu_operator = Differentiable("swiglu", _swiglu, _swiglu_backward, _shape)
 
 
@@ -61,8 +82,9 @@ def unsupported(x: Tensor, weight_in: Tensor, weight_out: Tensor) -> str | None:
 
 
 def unsupported_norm(
-    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor
-) -> str | None:
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor, *,
+    residual: bool = False,
+) -> str | None:  # fmt: skip
     """Why the kernels cannot take transition's arguments; None: they can."""
     return _unsupported(x, weight_in, weight_out, (norm_weight, norm_bias))
 
@@ -84,10 +106,17 @@ def _unsupported(x: Tensor, weight_in: Tensor, weight_out: Tensor, norm: tuple[T
 
 @register("transition", "triton", supports=unsupported_norm)
 def transition(
-    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor
-) -> Tensor:
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight_in: Tensor, weight_out: Tensor, *,
+    residual: bool = False,
+) -> Tensor:  # fmt: skip
     """See :func:`megafold.trainer.ops.transition.transition`."""
-    return _transition_operator(x, norm_weight, norm_bias, weight_in, weight_out, result_dtype(x))
+    dtype = result_dtype(x)
+    inputs = (x, norm_weight, norm_bias, weight_in, weight_out, dtype)
+    if not residual:
+        return _transition_operator(*inputs)
+    if x.dtype == dtype and fits(x, weight_in, weight_out, dtype):
+        return _added_operator(*inputs)
+    return x + _transition_operator(*inputs)
 
 
 @register("swiglu", "triton", supports=unsupported)

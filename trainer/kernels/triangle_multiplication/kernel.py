@@ -104,6 +104,15 @@ def _store_rows(base, value, first, row, present, channels, WIDTH: tl.constexpr,
 
 
 @triton.jit
+def _load_keep(keep, row, channels, N, WIDTH: tl.constexpr, DROPPED: tl.constexpr):
+    """Dropout's factors [rows, channels], which (b, i, j) share along axis DROPPED: 1 (i) or 2 (j)."""
+    row = row.to(tl.int32)
+    line = row // N
+    line = line // N * N + (row % N if DROPPED == 1 else line % N)
+    return tl.load(keep + line.to(tl.int64)[:, None] * WIDTH + channels[None, :]).to(tl.float32)
+
+
+@triton.jit
 def _load_positions(base, first, channels, R, WIDTH: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr):
     """[ROWS, channels] of a tensor [R, WIDTH]."""
     local = tl.arange(0, ROWS)
@@ -252,11 +261,14 @@ def project_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def output_kernel(
-    standard, x, gate_matrix, closing, gate_offsets, offsets, out, summed, factors, N, NP, Q, eps,
+    standard, x, gate_matrix, closing, gate_offsets, offsets, z, keep, out, summed, factors, N, NP, Q, eps,
     Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    DROPPED: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The output of one block, BLOCK channels at a time; KEEP: x standardised is left in ``summed``."""
+    """The output of one block, BLOCK channels at a time; KEEP: x standardised is left in ``summed``.
+
+    DROPPED: times ``keep``, shared along that axis; 0: none. RESIDUAL: ``z`` is added.
+    """
     R = Q * 64
     first = tl.program_id(0).to(tl.int64) * ROWS
     k, c, local = tl.arange(0, Z), tl.arange(0, C), tl.arange(0, ROWS)
@@ -274,16 +286,26 @@ def output_kernel(
         gate = tl.load(gate_matrix + n[:, None] * Z + k[None, :])
         value = tl.load(closing + n[:, None] * C + c[None, :])
         gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
+        # Before the products, which take as long as these loads.
+        if DROPPED > 0:
+            kept = _load_keep(keep, row, n, N, Z, DROPPED)
+        if RESIDUAL:
+            before = _load_rows(z, first, row, present, n, Z, EVEN)
         gate = _shifted(tl.dot(normal, tl.trans(gate), input_precision=PRECISION), gate_shift[None, :])
         value = _shifted(tl.dot(narrow, tl.trans(value), input_precision=PRECISION), shift[None, :])
-        _store_rows(out, _open(gate) * value, first, row, present, n, Z, EVEN)
+        result = _open(gate) * value
+        if DROPPED > 0:
+            result *= kept
+        if RESIDUAL:
+            result += before.to(tl.float32)
+        _store_rows(out, result, first, row, present, n, Z, EVEN)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def output_gradient_kernel(
-    standard, summed, dout, gate_matrix, closing, gate_offsets, offsets, factors, dx, dproducts, N, NP, Q,
-    Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    standard, summed, dout, keep, gate_matrix, closing, gate_offsets, offsets, factors, dx, dproducts,
+    N, NP, Q, Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DROPPED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dx [C, R] of one block; dproducts [R, 2·Z]: the gradients of the gate's product and of the output's."""
     R = Q * 64
@@ -300,6 +322,8 @@ def output_gradient_kernel(
         matrix = tl.load(closing + n[:, None] * C + c[None, :])
         gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
         grad = _load_rows(dout, first, row, present, n, Z, EVEN).to(tl.float32)
+        if DROPPED > 0:
+            grad *= _load_keep(keep, row, n, N, Z, DROPPED)
         gate = tl.dot(normal, tl.trans(opening), input_precision=PRECISION)
         value = tl.dot(tile, tl.trans(matrix), input_precision=PRECISION)
         gate = _open(_shifted(gate, gate_shift[None, :]))
@@ -318,11 +342,14 @@ def output_gradient_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def input_gradient_kernel(
-    standard, dab, dproducts, packed, offsets, factors, dz, N, NP, Q, Z: tl.constexpr, C2: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, GATE_BLOCK: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    standard, dab, dproducts, packed, offsets, factors, dout, dz, N, NP, Q, Z: tl.constexpr,
+    C2: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATE_BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dz of one block: what comes through a, b and the output's gate, back through the norm."""
+    """dz of one block: what comes through a, b and the output's gate, back through the norm.
+
+    RESIDUAL: and ``dout``.
+    """
     R = Q * 64
     dtype = dab.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
@@ -355,7 +382,10 @@ def input_gradient_kernel(
     tile = _load_positions(standard, first, k, R, Z, ROWS, EVEN).to(tl.float32)
     scale = _load_factors(factors, first, R, ROWS, EVEN)
     slope = tl.sum(dnormal * tile, 1) / Z
-    _store_rows(dz, (dnormal - tile * slope[:, None]) * scale[:, None], first, row, present, k, Z, EVEN)
+    result = (dnormal - tile * slope[:, None]) * scale[:, None]
+    if RESIDUAL:
+        result += _load_rows(dout, first, row, present, k, Z, EVEN).to(tl.float32)
+    _store_rows(dz, result, first, row, present, k, Z, EVEN)
 
 
 @triton.jit(do_not_specialize=_COUNTS)

@@ -26,6 +26,25 @@ _SUMMED: Final = {"COLUMNS": 16, "BLOCK": 128}
 _FEW: Final = 3
 
 
+class Ending(NamedTuple):
+    """What is done to the update, in the kernels' terms.
+
+    Attributes:
+        keep: dropout's factors [B, 1, N, Z] or [B, N, 1, Z], contiguous, or None.
+        residual: z is added.
+    """
+
+    keep: Tensor | None
+    residual: bool
+
+    @property
+    def dropped(self) -> int:
+        """The axis that shares the factors; 0: there are none."""
+        if self.keep is None:
+            return 0
+        return 1 if self.keep.shape[1] == 1 else 2
+
+
 class Prepared(NamedTuple):
     """The matrices as ``prepare_kernel`` leaves them: packed [4·C + Z, Z], closing [Z, C], offsets."""
 
@@ -76,6 +95,8 @@ class Call:
     dtype: torch.dtype
     device: torch.device
     tf32: bool
+    dropped: int
+    residual: bool
 
     @cached_property
     def padded(self) -> int:
@@ -156,7 +177,8 @@ class Call:
     def _output(self, keep: bool) -> Launch:
         tile = self.tiles.output
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
-        return self._launch(kernel.output_kernel, tile, constants | {"KEEP": keep}, eps=True)
+        constants |= {"KEEP": keep, "DROPPED": self.dropped, "RESIDUAL": self.residual}
+        return self._launch(kernel.output_kernel, tile, constants, eps=True)
 
     @cached_property
     def output(self) -> Launch:
@@ -173,14 +195,14 @@ class Call:
         """``output_gradient_kernel``."""
         tile = self.tiles.output_gradient
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
-        return self._launch(kernel.output_gradient_kernel, tile, constants)
+        return self._launch(kernel.output_gradient_kernel, tile, constants | {"DROPPED": self.dropped})
 
     @cached_property
     def input_gradient(self) -> Launch:
         """``input_gradient_kernel``."""
         tile, c2 = self.tiles.input_gradient, 2 * self.c
         constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": min(tile.channels, c2)}
-        constants["GATE_BLOCK"] = min(tile.channels, self.z)
+        constants |= {"GATE_BLOCK": min(tile.channels, self.z), "RESIDUAL": self.residual}
         return self._launch(kernel.input_gradient_kernel, tile, constants)
 
     @cached_property
@@ -227,10 +249,10 @@ class Call:
 _call = cache(Call)
 
 
-def call_for(b: int, n: int, output: Tensor, dtype: torch.dtype) -> Call:
+def call_for(b: int, n: int, output: Tensor, dtype: torch.dtype, ending: Ending) -> Call:
     """Of B sequences of N tokens; ``output`` [Z, C]: a weight, for its shape and device."""
     tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return _call(b, n, *output.shape, dtype, output.device, tf32)
+    return _call(b, n, *output.shape, dtype, output.device, tf32, ending.dropped, ending.residual)
 
 
 def prepare(call: Call, w: TriangleMultiplicationWeights) -> Prepared:
@@ -281,33 +303,36 @@ def contract_gradient(dx: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
 
 
 def close(
-    call: Call, standard: Tensor, x: Tensor, prepared: Prepared, factors: Tensor, *, keep: bool
-) -> tuple[Tensor, Tensor]:
-    """The output [B, N, N, Z] and, with ``keep``, x standardised [R, C], whose factors are filled."""
+    call: Call, z: Tensor, keep: Tensor | None, standard: Tensor, x: Tensor, prepared: Prepared,
+    factors: Tensor, *, backward: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output [B, N, N, Z] and, for the ``backward``, x standardised [R, C], whose factors are filled."""
     out = torch.empty(call.shape, dtype=call.dtype, device=call.device)
-    summed = torch.empty((call.positions if keep else 0, call.c), dtype=call.dtype, device=call.device)
-    launch = call.output_and_keep if keep else call.output
-    launch(standard, x, *prepared.of_output(), out, summed, factors)
+    summed = torch.empty((call.positions if backward else 0, call.c), dtype=call.dtype, device=call.device)
+    launch = call.output_and_keep if backward else call.output
+    launch(standard, x, *prepared.of_output(), z, z if keep is None else keep, out, summed, factors)
     return out, summed
 
 
 def output_gradient(
-    call: Call, grad: Tensor, standard: Tensor, summed: Tensor, prepared: Prepared, factors: Tensor
-) -> tuple[Tensor, Tensor]:
+    call: Call, grad: Tensor, keep: Tensor | None, standard: Tensor, summed: Tensor, prepared: Prepared,
+    factors: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx; the gradients [R, 2·Z] of the gate's product and output's."""
     dx = torch.empty(call.hidden, dtype=call.dtype, device=call.device)
     dproducts = torch.empty((call.positions, 2 * call.z), dtype=call.dtype, device=call.device)
-    call.output_gradient(standard, summed, grad, *prepared.of_output(), factors, dx, dproducts)
+    kept = grad if keep is None else keep
+    call.output_gradient(standard, summed, grad, kept, *prepared.of_output(), factors, dx, dproducts)
     return dx, dproducts
 
 
 def input_gradient(
-    call: Call, standard: Tensor, dab: Tensor, dproducts: Tensor, prepared: Prepared, factors: Tensor,
-    dtype: torch.dtype,
+    call: Call, grad: Tensor, standard: Tensor, dab: Tensor, dproducts: Tensor, prepared: Prepared,
+    factors: Tensor, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """dz [B, N, N, Z] in ``dtype``."""
     dz = torch.empty(call.shape, dtype=dtype, device=call.device)
-    call.input_gradient(standard, dab, dproducts, prepared.packed, prepared.offsets, factors, dz)
+    call.input_gradient(standard, dab, dproducts, prepared.packed, prepared.offsets, factors, grad, dz)
     return dz
 
 

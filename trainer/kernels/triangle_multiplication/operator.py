@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from megafold.trainer.kernels.launch import blocks
 from megafold.trainer.kernels.triangle_multiplication.launches import (
     PAD,
+    Ending,
     Prepared,
     WeightGradients,
     call_for,
@@ -41,15 +42,16 @@ Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _run(
-    z: Tensor, mask: Tensor, weights: Sequence[Tensor], outgoing: bool, dtype: torch.dtype, keep: bool
-) -> tuple[Tensor, Saved]:
-    """The output and, with ``keep``, what the backward needs."""
-    w = _contiguous(weights)
-    call = call_for(z.shape[0], z.shape[1], w.output, dtype)
+    z: Tensor, mask: Tensor, weights: Sequence[Tensor], ending: Ending, outgoing: bool, dtype: torch.dtype,
+    backward: bool,
+) -> tuple[Tensor, Saved]:  # fmt: skip
+    """The output and, for the ``backward``, what it needs."""
+    w, z = _contiguous(weights), z.contiguous()
+    call = call_for(z.shape[0], z.shape[1], w.output, dtype, ending)
     prepared = prepare(call, w)
-    standard, ab, factors = project(call, z.contiguous(), mask.contiguous().view(torch.uint8), prepared)
+    standard, ab, factors = project(call, z, mask.contiguous().view(torch.uint8), prepared)
     x = contract(ab, outgoing)
-    out, summed = close(call, standard, x, prepared, factors, keep=keep)
+    out, summed = close(call, z, ending.keep, standard, x, prepared, factors, backward=backward)
     return out, (standard, summed, ab, factors, *prepared)
 
 
@@ -58,28 +60,29 @@ def _contiguous(weights: Sequence[Tensor]) -> TriangleMultiplicationWeights:
 
 
 def _forward(
-    z: Tensor, mask: Tensor, weights: Sequence[Tensor], outgoing: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    z: Tensor, mask: Tensor, weights: Sequence[Tensor], keep: Tensor | None, outgoing: bool, residual: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The output, and what the backward needs."""
-    out, saved = _run(z, mask, weights, outgoing, dtype, keep=True)
+    out, saved = _run(z, mask, weights, Ending(keep, residual), outgoing, dtype, backward=True)
     return out, *saved
 
 
 def _backward(
-    grad: Tensor, weights: Sequence[Tensor], saved: Sequence[Tensor], outgoing: bool,
-    dtype: torch.dtype, wanted: Sequence[bool],
+    grad: Tensor, weights: Sequence[Tensor], keep: Tensor | None, saved: Sequence[Tensor], outgoing: bool,
+    residual: bool, dtype: torch.dtype, wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dz in ``dtype``, then :class:`WeightGradients`; ``wanted``: dz, those. What is not wanted is empty."""
-    w = _contiguous(weights)
+    w, grad = _contiguous(weights), grad.contiguous()
     standard, summed, ab, factors, *matrices = saved
     prepared = Prepared(*matrices)
-    call = call_for(grad.shape[0], grad.shape[1], w.output, ab.dtype)
-    dx, dproducts = output_gradient(call, grad.contiguous(), standard, summed, prepared, factors)
+    call = call_for(grad.shape[0], grad.shape[1], w.output, ab.dtype, Ending(keep, residual))
+    dx, dproducts = output_gradient(call, grad, keep, standard, summed, prepared, factors)
     dab = contract_gradient(dx, ab, outgoing)
     del dx
     wants_z, wants_weights = wanted
     if wants_z:
-        dz = input_gradient(call, standard, dab, dproducts, prepared, factors, dtype)
+        dz = input_gradient(call, grad, standard, dab, dproducts, prepared, factors, dtype)
     else:
         dz = factors.new_empty(0)
     if wants_weights:
@@ -116,13 +119,19 @@ class _TriangleMultiplication(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, mask: Tensor, outgoing: bool, dtype: torch.dtype, *weights: Tensor
+        ctx: Any,
+        z: Tensor,
+        mask: Tensor,
+        ending: Ending,
+        outgoing: bool,
+        dtype: torch.dtype,
+        *weights: Tensor,
     ) -> Tensor:
-        keep = any(ctx.needs_input_grad)
-        out, saved = _run(z, mask, weights, outgoing, dtype, keep)
-        if keep:
-            ctx.save_for_backward(*saved, *weights)
-            ctx.outgoing, ctx.dtype = outgoing, z.dtype
+        backward = any(ctx.needs_input_grad)
+        out, saved = _run(z, mask, weights, ending, outgoing, dtype, backward)
+        if backward:
+            ctx.save_for_backward(*saved, ending.keep, *weights)
+            ctx.settings = outgoing, ending.residual, z.dtype
         ctx.set_materialize_grads(False)
         return out
 
@@ -132,11 +141,12 @@ class _TriangleMultiplication(torch.autograd.Function):
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
         tensors = ctx.saved_tensors
-        saved, weights = tensors[:7], tensors[7:]
-        needs_z, _mask, _outgoing, _dtype, *needs = ctx.needs_input_grad
+        saved, keep, weights = tensors[:7], tensors[7], tensors[8:]
+        needs_z, _mask, _ending, _outgoing, _dtype, *needs = ctx.needs_input_grad
         wanted = (needs_z, any(needs))
-        dz, *rest = _backward(grad, weights, saved, ctx.outgoing, ctx.dtype, wanted)
-        return dz if needs_z else None, None, None, None, *_weight_gradients(weights, needs, rest)
+        outgoing, residual, dtype = ctx.settings
+        dz, *rest = _backward(grad, weights, keep, saved, outgoing, residual, dtype, wanted)
+        return dz if needs_z else None, None, None, None, None, *_weight_gradients(weights, needs, rest)
 
 
 _operator = torch.library.custom_op("megafold::triangle_multiplication", _forward, mutates_args=())
@@ -147,8 +157,9 @@ _operator_backward = torch.library.custom_op(
 
 @_operator.register_fake
 def _(
-    z: Tensor, mask: Tensor, weights: Sequence[Tensor], outgoing: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    z: Tensor, mask: Tensor, weights: Sequence[Tensor], keep: Tensor | None, outgoing: bool, residual: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     b, n, _n, _c_z = z.shape
     c_z, c = TriangleMultiplicationWeights(*weights).output.shape
     padded = blocks(n, PAD) * PAD
@@ -171,8 +182,8 @@ def _(
 
 @_operator_backward.register_fake
 def _(
-    grad: Tensor, weights: Sequence[Tensor], saved: Sequence[Tensor], outgoing: bool,
-    dtype: torch.dtype, wanted: Sequence[bool],
+    grad: Tensor, weights: Sequence[Tensor], keep: Tensor | None, saved: Sequence[Tensor], outgoing: bool,
+    residual: bool, dtype: torch.dtype, wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     w = TriangleMultiplicationWeights(*weights)
     c_z, c = w.output.shape
@@ -193,21 +204,22 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    z, _mask, weights, outgoing, _dtype = inputs
-    ctx.save_for_backward(*output[1:], *weights)
-    ctx.outgoing, ctx.dtype = outgoing, z.dtype
+    z, _mask, weights, keep, outgoing, residual, _dtype = inputs
+    ctx.save_for_backward(*output[1:], keep, *weights)
+    ctx.settings = outgoing, residual, z.dtype
     ctx.set_materialize_grads(False)
 
 
 def _operator_gradients(ctx: Any, grad: Tensor | None, *_others: None) -> tuple[Any, ...]:
     tensors = ctx.saved_tensors
-    saved, weights = list(tensors[:7]), list(tensors[7:])
+    saved, keep, weights = list(tensors[:7]), tensors[7], list(tensors[8:])
     needs_z, _mask, needs, *_rest = ctx.needs_input_grad
+    nothing = (None,) * 4
     if grad is None:
-        return None, None, [None] * len(weights), None, None
+        return None, None, [None] * len(weights), *nothing
     wanted = [needs_z, any(needs)]
-    dz, *rest = _operator_backward(grad, weights, saved, ctx.outgoing, ctx.dtype, wanted)
-    return dz if needs_z else None, None, _weight_gradients(weights, needs, rest), None, None
+    dz, *rest = _operator_backward(grad, weights, keep, saved, *ctx.settings, wanted)
+    return dz if needs_z else None, None, _weight_gradients(weights, needs, rest), *nothing
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:
@@ -221,8 +233,9 @@ _operator_backward.register_autograd(_no_second_derivative)
 
 
 def unsupported(
-    z: Tensor, mask: Tensor, weights: TriangleMultiplicationWeights, outgoing: bool
-) -> str | None:
+    z: Tensor, mask: Tensor, weights: TriangleMultiplicationWeights, outgoing: bool, *,
+    keep: Tensor | None = None, residual: bool = False,
+) -> str | None:  # fmt: skip
     """Why the kernels cannot take these arguments; None: they can."""
     if z.device.type != "cuda" and not _INTERPRETED:
         return f"device {z.device.type}"
@@ -244,13 +257,36 @@ def unsupported(
 
 @register("triangle_multiplication", "triton", supports=unsupported)
 def triangle_multiplication(
-    z: Tensor, mask: Tensor, weights: TriangleMultiplicationWeights, outgoing: bool
-) -> Tensor:
+    z: Tensor, mask: Tensor, weights: TriangleMultiplicationWeights, outgoing: bool, *,
+    keep: Tensor | None = None, residual: bool = False,
+) -> Tensor:  # fmt: skip
     """See :func:`megafold.trainer.ops.triangle.triangle_multiplication`."""
     dtype = result_dtype(z)
+    if (keep is None and not residual) or _ends_within(z, keep, dtype):
+        return _apply(z, mask, weights, outgoing, Ending(keep, residual), dtype)
+    out = _apply(z, mask, weights, outgoing, Ending(None, False), dtype)
+    if keep is not None:
+        out = out * keep
+    return z + out if residual else out
+
+
+def _ends_within(z: Tensor, keep: Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether dropout and residual are the kernels' work: what is not is left to PyTorch."""
+    b, n, _n, c_z = z.shape
+    if keep is not None and (keep.requires_grad or keep.shape not in ((b, 1, n, c_z), (b, n, 1, c_z))):
+        return False
+    return z.dtype == dtype
+
+
+def _apply(
+    z: Tensor, mask: Tensor, weights: TriangleMultiplicationWeights, outgoing: bool, ending: Ending,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     mask = mask.expand(z.shape[:-1])
+    if ending.keep is not None:
+        ending = ending._replace(keep=ending.keep.contiguous())
     if torch.compiler.is_compiling():
-        out, *_ = _operator(z, mask, list(weights), outgoing, dtype)
+        out, *_ = _operator(z, mask, list(weights), ending.keep, outgoing, ending.residual, dtype)
         return out
-    result: Tensor = _TriangleMultiplication.apply(z, mask, outgoing, dtype, *weights)
+    result: Tensor = _TriangleMultiplication.apply(z, mask, ending, outgoing, dtype, *weights)
     return result
