@@ -12,7 +12,7 @@ from megafold.pipeline.stream.adapters.alphafold3_pytorch import (
 )
 
 args = arguments()
-sample, _ = draw(args)
+sample = draw(args)
 adapted = to_alphafold3_pytorch(sample.features, resolution=sample.meta["resolution"])
 batch = default_convert(to_alphafold3_pytorch_batch([adapted]))
 

@@ -10,8 +10,8 @@ from torch.utils.data import default_convert
 from megafold.pipeline.stream.adapters.boltz import to_boltz, to_boltz_batch
 
 args = arguments()
-sample, symmetry = draw(args)
-adapted = to_boltz(sample.features, paired_rows=sample.meta["paired_rows"], symmetry=symmetry)
+sample = draw(args)
+adapted = to_boltz(sample.features, paired_rows=sample.meta["paired_rows"], symmetry=sample.symmetry)
 batch = default_convert(to_boltz_batch([adapted]))
 
 seed(0)

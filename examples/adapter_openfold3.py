@@ -11,12 +11,12 @@ from torch.utils.data import default_convert
 from megafold.pipeline.stream.adapters.openfold3 import to_openfold3, to_openfold3_batch
 
 args = arguments()
-sample, symmetry = draw(args)
+sample = draw(args)
 adapted = to_openfold3(
     sample.features,
     paired_rows=sample.meta["paired_rows"],
     resolution=sample.meta["resolution"],
-    symmetry=symmetry,
+    symmetry=sample.symmetry,
 )
 batch = default_convert(to_openfold3_batch([adapted]))
 

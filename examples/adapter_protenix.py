@@ -15,9 +15,9 @@ from torch.utils.data import default_convert
 from megafold.pipeline.stream.adapters.protenix import to_protenix
 
 args = arguments()
-sample, symmetry = draw(args)
+sample = draw(args)
 inputs, full_labels, labels = default_convert(
-    to_protenix(sample.features, resolution=sample.meta["resolution"], symmetry=symmetry)
+    to_protenix(sample.features, resolution=sample.meta["resolution"], symmetry=sample.symmetry)
 )
 
 SIZES = """--c_s 64 --c_z 32 --c_token 64 --c_s_inputs 129 --model.diffusion_module.c_token 64

@@ -23,14 +23,16 @@ def arguments():
 
 
 def draw(args):
-    """A crop of 48 tokens and what may be exchanged in it."""
-    sampling = SamplingConfig(entries=(args.entry,) if args.entry else ())
-    stream = Stream(
-        args.cache, StreamConfig(crop=CropConfig(tokens=48), msa=MsaConfig(rows=16), sampling=sampling)
+    """A sample: a crop of 48 tokens, with what may be exchanged in it."""
+    config = StreamConfig(
+        crop=CropConfig(tokens=48),
+        msa=MsaConfig(rows=16),
+        sampling=SamplingConfig(entries=(args.entry,) if args.entry else ()),
+        symmetry=True,
     )
-    sample = stream.sample(args.index)
+    sample = Stream(args.cache, config).sample(args.index)
     print(sample.meta["entry"], len(sample.features["restype"]), "tokens")
-    return sample, stream.symmetry(args.index)
+    return sample
 
 
 def seed(number):

@@ -96,7 +96,8 @@ def openfold3(sample, symmetry, predicted):
 
 def main():
     peer = sys.argv.pop(1)
-    sample, symmetry = draw(arguments())
+    sample = draw(arguments())
+    symmetry = sample.symmetry
     predicted, mask, n_chain = exchanged(sample.features, symmetry)
     before = distance(predicted, sample.features["coords"], mask & sample.features["coords_mask"])
     for name, coords, found in {"boltz": boltz, "openfold3": openfold3, "protenix": protenix}[peer](

@@ -123,6 +123,36 @@ def test_classes_keep_their_names_in_boltz_and_alphafold3_pytorch(features):
     assert [lucid[value] for value in ids[:-1]] == names[:-1]
 
 
+def test_modified_residues_are_classed_as_each_package_does(features):
+    # Boltz and OpenFold3 look a component's own name up; the others have the residue that it stems from.
+    features["is_ligand"][2], features["is_protein"][2], features["restype"][2] = False, True, 12
+    features["frame_mask"][2] = True
+    parent, unknown = RESTYPES[12], "UNK"
+    boltz = to_boltz(features)
+    names = ["<pad>", "-", *RESTYPES[:21]]
+    assert [names[value] for value in boltz["res_type"].argmax(-1)] == ["GLY", "ALA", unknown]
+    assert boltz["frame_resolved_mask"].tolist() == [True, True, False]
+    openfold3 = to_openfold3(features)
+    for batch in (openfold3, openfold3["ground_truth"]):
+        assert [RESTYPES[value] for value in batch["restype"].argmax(-1)] == ["GLY", "ALA", unknown]
+        assert batch["is_atomized"].tolist() == [0, 0, 1]
+    protenix, _, _ = to_protenix(features)
+    assert RESTYPES[protenix["restype"][2].argmax()] == parent
+    assert protenix["modified_res_mask"].tolist() == [0] * 9 + [1]
+    lucid = to_alphafold3_pytorch(features)
+    assert RESTYPES[lucid["molecule_ids"][2]] == parent
+    assert lucid["is_molecule_mod"].tolist() == [[False] * 4, [False] * 4, [True, False, False, False]]
+
+
+def test_boltz_marks_whole_chains_of_paired_rows(features):
+    features["msa"] = np.array([[7, 0, 20], [7, 31, 31], [31, 31, 20], [7, 3, 31]], np.int32)
+    for name in ("has_deletion", "deletion_value"):
+        features[name] = np.zeros((4, 3), np.float32)
+    features["msa_mask"] = np.ones((4, 3), bool)
+    paired = to_boltz(features, paired_rows=2)["msa_paired"]
+    assert paired.tolist() == [[1, 1, 1], [1, 1, 0], [0, 0, 1], [0, 0, 0]]
+
+
 def test_unresolved_atoms_are_marked_as_each_package_does(features):
     lucid = to_alphafold3_pytorch(features)
     unresolved = np.flatnonzero(~features["coords_mask"])

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from megafold.pipeline.schema import RESTYPES, MolType
+from megafold.pipeline.schema import RESTYPE_INDEX, RESTYPES, MolType
 
 Features = Mapping[str, NDArray[Any]]
 Arrays = dict[str, NDArray[Any]]
@@ -53,6 +53,12 @@ def mol_types(features: Features) -> NDArray[np.int64]:
 def modified(features: Features) -> NDArray[np.bool_]:
     """[N_token] True: an atom of a polymer's modified residue. Whole residues have more than one atom."""
     found: NDArray[np.bool_] = (features["token_atom_count"] == 1) & ~features["is_ligand"]
+    return found
+
+
+def named_classes(features: Features) -> NDArray[np.int64]:
+    """[N_token] classes by components' own names: a modified residue is unknown, not what it stems from."""
+    found: NDArray[np.int64] = np.where(modified(features), RESTYPE_INDEX["UNK"], features["restype"])
     return found
 
 

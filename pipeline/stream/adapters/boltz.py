@@ -16,7 +16,9 @@ from megafold.pipeline.stream.adapters.arrays import (
     Arrays,
     Features,
     class_order,
+    modified,
     mol_types,
+    named_classes,
     one_hot,
     padded_stack,
     scattered,
@@ -60,8 +62,7 @@ def to_boltz(
     Args:
         features: a sample's, unpadded.
         paired_rows: how many rows after the query are paired: ``Sample.meta["paired_rows"]``.
-        symmetry: of the sample, by ``Stream.symmetry``: what may be exchanged to fit a prediction; None:
-            nothing.
+        symmetry: what may be exchanged to fit a prediction: ``Sample.symmetry``; None: nothing.
         atoms_per_query: the model's ``atoms_per_window_queries``.
     """
     return {
@@ -157,7 +158,7 @@ def _token_arrays(features: Features) -> Arrays:
         "entity_id": features["entity_id"].astype(np.int64) - 1,
         "sym_id": features["sym_id"].astype(np.int64) - 1,
         "mol_type": np.array([_KIND[MolType(value)] for value in kind], np.int64),
-        "res_type": one_hot(_ORDER[features["restype"]], len(_CLASSES), np.int64),
+        "res_type": one_hot(_ORDER[named_classes(features)], len(_CLASSES), np.int64),
         "disto_center": center,
         "disto_target": one_hot(
             np.searchsorted(DISTOGRAM_SPLITS, distance), len(DISTOGRAM_SPLITS) + 1, np.int64
@@ -169,7 +170,7 @@ def _token_arrays(features: Features) -> Arrays:
         "pocket_feature": one_hot(np.zeros(n_token, np.int64), _N_POCKET, np.int64),
         "cyclic_period": np.zeros(n_token, np.int32),
         "frames_idx": features["frame_atoms"].astype(np.int64),
-        "frame_resolved_mask": features["frame_mask"],
+        "frame_resolved_mask": features["frame_mask"] & ~modified(features),
     }
 
 
@@ -201,7 +202,10 @@ def _atom_arrays(features: Features, multiple: int) -> Arrays:
 def _msa_arrays(features: Features, paired_rows: int) -> Arrays:
     n_row, n_token = features["msa"].shape
     paired: NDArray[np.float32] = np.zeros((n_row, n_token), np.float32)
-    paired[: 1 + paired_rows] = features["msa"][: 1 + paired_rows] != GAP
+    is_residue = features["msa"][: 1 + paired_rows] != GAP
+    for chain in np.unique(features["asym_id"]):
+        own = features["asym_id"] == chain
+        paired[: 1 + paired_rows, own] = is_residue[:, own].any(axis=1, keepdims=True)
     return {
         "msa": one_hot(_ORDER[features["msa"]], len(_CLASSES), np.int64),
         "msa_paired": paired,

@@ -12,6 +12,7 @@ from megafold.pipeline.stream.adapters.arrays import (
     Arrays,
     Features,
     modified,
+    named_classes,
     one_hot,
     padded_stack,
     template_pairs,
@@ -54,8 +55,7 @@ def to_openfold3(
         paired_rows: how many rows after the query are paired: ``Sample.meta["paired_rows"]``.
         resolution: of the entry, Å: ``Sample.meta["resolution"]``. Without one, and outside RESOLUTIONS,
             confidence losses weigh nothing.
-        symmetry: of the sample, by ``Stream.symmetry``: what may be exchanged to fit a prediction; None:
-            nothing.
+        symmetry: what may be exchanged to fit a prediction: ``Sample.symmetry``; None: nothing.
         loss_weights: of this sample; the package sets them for each data set.
 
     The labels are under ``ground_truth``, the weights under ``loss_weights``.
@@ -142,7 +142,7 @@ def _token_arrays(features: Features) -> Arrays:
     return {
         **{name: features[name].astype(np.int32) for name in names},
         "is_atomized": (features["is_ligand"] | modified(features)).astype(np.int32),
-        "restype": one_hot(features["restype"], N_RESTYPE, np.int32),
+        "restype": one_hot(named_classes(features), N_RESTYPE, np.int32),
         "token_mask": np.ones(len(features["restype"]), np.float32),
     }
 

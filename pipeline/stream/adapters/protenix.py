@@ -32,8 +32,7 @@ def to_protenix(
     Args:
         features: a sample's, unpadded.
         resolution: of the entry, Å: ``Sample.meta["resolution"]``.
-        symmetry: of the sample, by ``Stream.symmetry``: what may be exchanged to fit a prediction; None:
-            nothing.
+        symmetry: what may be exchanged to fit a prediction: ``Sample.symmetry``; None: nothing.
     """
     truth = whole_truth(features, symmetry)
     inputs: dict[str, Any] = {
