@@ -33,6 +33,8 @@ class TrainConfig:
         n_cycles: most passes through the trunk; each step draws 1 to ``n_cycles``, alike on all ranks.
         redraw_msa: rows of the MSA are drawn anew for each pass (SI algorithm 8, line 2), of data that have
             such draws; else all passes see the same rows.
+        rollout_steps: denoising steps of the mini roll-out (SI 4.1), by which equal chains and equivalent
+            atoms of the ground truth are exchanged (SI 4.2), of data that say what may be; 0: they stay.
         learning_rate: after the warm-up and before any decay.
         warmup_steps: steps over which the rate rises linearly.
         decay_every: steps after which the rate is multiplied by ``decay_factor``, again and again.
@@ -67,6 +69,7 @@ class TrainConfig:
     n_copies: int = 48
     n_cycles: int = 4
     redraw_msa: bool = True
+    rollout_steps: int = 20
     learning_rate: float = 1.8e-3
     warmup_steps: int = 1_000
     decay_every: int = 50_000
@@ -106,7 +109,8 @@ class TrainConfig:
         for name in positive.split():
             _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
         not_negative = (
-            "steps warmup_steps alpha_diffusion alpha_distogram alpha_bond num_workers sample_count seed"
+            "steps rollout_steps warmup_steps alpha_diffusion alpha_distogram alpha_bond num_workers "
+            "sample_count seed"
         )
         for name in not_negative.split():
             _require(getattr(self, name) >= 0, f"{name} must not be negative, not {getattr(self, name)}")
@@ -178,6 +182,7 @@ PRESET_SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "steps": 1_500,
         "n_copies": 16,
         "n_cycles": 1,
+        "rollout_steps": 0,
         "learning_rate": 2e-3,
         "warmup_steps": 50,
         "ema_decay": 0.99,

@@ -1,6 +1,6 @@
 """Structures sampled from a trained model, and how close they come to the ground truth."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from megafold.trainer.batches import Batch
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.loop import autocast, to_device
+from megafold.trainer.losses.permutation import with_nearest_truth
 from megafold.trainer.metrics import lddt, rmsd
 from megafold.trainer.structure_output import write_mmcif
 
@@ -41,8 +43,8 @@ def sample_structures(
     """Sample ``config.sample_count`` structures for each sample of a batch, measure and write them.
 
     The model's weights are used as they are; noise comes from a generator of its own, seeded by
-    ``config.seed``, so that sampling disturbs no training. Equivalent chains and atoms are not renamed
-    before the comparison, so values of symmetric structures are lower bounds.
+    ``config.seed``, so that sampling disturbs no training. Each structure is compared with the ground truth
+    that is nearest to it, where the batch says which chains and atoms may be exchanged (``symmetry``).
     """
     features = to_device(batch, device)
     generator = torch.Generator(device).manual_seed(config.seed)
@@ -58,32 +60,51 @@ def sample_structures(
         )
     model.train(was_training)
     arrays = {name: value.cpu().numpy() for name, value in features.items()}
+    truths = _truths(features, coords, batch.get("symmetry"))
     metas = batch.get("meta") or [{} for _ in coords]
     structures = []
     for index, meta in enumerate(metas):
         own = {name: value[index] for name, value in arrays.items()}
-        structures.append(_measure(coords[index].double().cpu().numpy(), own, meta, folder, index))
+        own_truths = [(truth[index], resolved[index]) for truth, resolved in truths]
+        structures.append(
+            _measure(coords[index].double().cpu().numpy(), own_truths, own, meta, folder, index)
+        )
     return structures
+
+
+def _truths(
+    features: dict[str, Tensor], coords: Tensor, exchanges: Any
+) -> list[tuple[NDArray[np.float32], NDArray[np.bool_]]]:
+    """For each of the S structures [B, S, N_atom, 3] its ground truth [B, N_atom, 3] and what is resolved."""
+    found = []
+    for predicted in coords.unbind(1):
+        batch = with_nearest_truth(features, predicted, exchanges) if exchanges else features
+        mask = batch["coords_mask"] & batch["atom_mask"]
+        found.append((batch["coords"].cpu().numpy(), mask.cpu().numpy()))
+    return found
 
 
 def _measure(
     models: NDArray[np.float64],
+    truths: Sequence[tuple[NDArray[np.float32], NDArray[np.bool_]]],
     features: Mapping[str, NDArray[Any]],
     meta: Mapping[str, Any],
     folder: Path,
     index: int,
 ) -> SampledStructure:
-    """Compare the models [S, N_atom, 3] of one sample with its ground truth, and write them."""
+    """Compare the models [S, N_atom, 3] of one sample with their ground truths, and write them."""
     entry = str(meta.get("entry", f"sample-{index}"))
     path = folder / f"{entry}.cif"
-    truth, resolved = features["coords"], features["coords_mask"] & features["atom_mask"]
     residue = features["ref_space_uid"]
     center = features["center_atom"][features["token_mask"]]
+    compared = [(model, *truth) for model, truth in zip(models, truths, strict=True)]
     write_mmcif(path, models, features, {"entry": entry, **meta})
     return SampledStructure(
         entry=entry,
         path=path,
-        lddt=tuple(lddt(model, truth, resolved, residue) for model in models),
-        lddt_center=tuple(lddt(model[center], truth[center], resolved[center]) for model in models),
-        rmsd=tuple(rmsd(model, truth, resolved) for model in models),
+        lddt=tuple(lddt(model, truth, resolved, residue) for model, truth, resolved in compared),
+        lddt_center=tuple(
+            lddt(model[center], truth[center], resolved[center]) for model, truth, resolved in compared
+        ),
+        rmsd=tuple(rmsd(model, truth, resolved) for model, truth, resolved in compared),
     )

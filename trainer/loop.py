@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from megafold.trainer.checkpoint import (
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.data_parallel import Ranks
 from megafold.trainer.ema import WeightAverage
-from megafold.trainer.errors import CheckpointError, DataError, DivergedError
+from megafold.trainer.errors import CheckpointError, ConfigError, DataError, DivergedError
 from megafold.trainer.logging import RunLog, SilentLog
 from megafold.trainer.losses import TrainingLoss, training_loss
+from megafold.trainer.mini_rollout import MiniRollout
+from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.model.msa_rows import DRAWS, named_draws
 from megafold.trainer.optimizer import (
     clip_gradients,
@@ -389,11 +392,28 @@ def loss_of_whole_samples(trainer: Trainer, batch: Batch, cycles: int) -> Traini
     """The loss of a batch that is this rank's alone."""
     config = trainer.config
     features = to_device(batch, trainer.device)
+    mini_rollout = MiniRollout.of(batch, config)
+    settings: dict[str, Any] = {"n_copies": config.n_copies, "generator": trainer.generator}
     with autocast(trainer.device, config.precision):
-        outputs = trainer.model(
-            features, n_cycles=cycles, n_copies=config.n_copies, generator=trainer.generator
-        )
+        if mini_rollout is None:
+            outputs = trainer.model(features, n_cycles=cycles, **settings)
+        else:
+            model = _rolling(trainer.model)
+            trunk = model.run_trunk(features, n_cycles=cycles)
+            rollout = partial(model.rollout, features, trunk, n_samples=1, generator=trainer.generator)
+            features = mini_rollout.settle(features, lambda n_steps: rollout(n_steps=n_steps))
+            outputs = model.denoise_copies(features, trunk, **settings)
     return training_loss(features, outputs, config.loss_weights)
+
+
+def _rolling(model: nn.Module) -> AlphaFold3:
+    """The model, which can predict structures during training."""
+    if not isinstance(model, AlphaFold3):
+        raise ConfigError(
+            f"a {type(model).__name__} has no mini roll-out: train with rollout_steps=0, and the truth "
+            "keeps its order of equal chains and atoms"
+        )
+    return model
 
 
 def resolve_device(name: str, ranks: Ranks) -> torch.device:

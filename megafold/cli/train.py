@@ -82,7 +82,7 @@ def command(
         ) from error
 
     config = _config(preset, values)
-    data = _data(cache, values, recycles=config.n_cycles if config.redraw_msa else 1)
+    data = _data(cache, values, config)
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     chosen = Resume(allow_other_data=allow_other_data) if resume or restarted else None
     # With --json, standard output is the summary alone.
@@ -136,7 +136,7 @@ def _typed(name: str, text: str, kind: type) -> Any:
         raise click.UsageError(f"--set {name}={text}: {error}") from error
 
 
-def _data(cache: Path | str, values: dict[str, Any], recycles: int = 1) -> Any:
+def _data(cache: Path | str, values: dict[str, Any], config: Any) -> Any:
     import torch
 
     from megafold.pipeline.stream import PadSizes, open_stream
@@ -148,9 +148,10 @@ def _data(cache: Path | str, values: dict[str, Any], recycles: int = 1) -> Any:
     settings: dict[str, Any] = {
         "seed": values["seed"],
         "crop": {"tokens": values["tokens"], "atoms": 12 * values["tokens"] + 24},
-        "msa": {"rows": values["msa_rows"], "recycles": recycles},
+        "msa": {"rows": values["msa_rows"], "recycles": config.n_cycles if config.redraw_msa else 1},
         "template": {"count": values["templates"]},
         "augment": not values["no_augment"],
+        "symmetry": config.rollout_steps > 0 or config.sample_count > 0,
         "sampling": {
             "weights": "uniform" if entries else "af3",
             "entries": entries,

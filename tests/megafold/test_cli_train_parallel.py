@@ -120,8 +120,9 @@ def test_the_loader_of_a_rank_has_its_rows_of_the_bonds(cache):
     from megafold.trainer.parallel.training import shared_data
 
     context = command.make_context("train", [str(cache), *SIZES, "--device", "cpu"])
-    data = _data(context.params["cache"], context.params)
-    config = TrainConfig(num_workers=1, worker_start="fork", device="cpu")
+    settings = {"num_workers": 1, "worker_start": "fork", "device": "cpu", "sample_count": 0}
+    config = TrainConfig.for_preset("tiny", **settings)
+    data = _data(context.params["cache"], context.params, config)
 
     def batches(peers: Peers) -> list[dict[str, Any]]:
         stream = BatchStream(shared_data(data, peers), config, Ranks())

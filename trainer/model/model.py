@@ -129,21 +129,24 @@ class AlphaFold3(nn.Module):
         """Algorithm 18 from given trunk representations; like :meth:`sample`."""
         with ops.use_backend(self.backend):
             context = self.diffusion.prepare(batch, trunk)
-            x = self._rollout(batch, context, n_samples, n_steps or self.config.diffusion.n_steps, generator)
+            x = self.denoise(batch, context, n_samples=n_samples, n_steps=n_steps, generator=generator)
         present = batch["atom_mask"][:, None, :, None].to(x.dtype)
         centre = (x * present).sum(-2, keepdim=True) / present.sum(-2, keepdim=True).clamp(min=1)
         return (x - centre) * present
 
-    def _rollout(
+    @torch.no_grad()
+    def denoise(
         self,
         batch: dict[str, Tensor],
         context: DiffusionContext,
+        *,
         n_samples: int,
-        n_steps: int,
-        generator: torch.Generator | None,
+        n_steps: int | None = None,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
+        """Algorithm 18 in a prepared context; like :meth:`rollout`, but not centred."""
         config, mask = self.config.diffusion, batch["atom_mask"]
-        levels = noise_schedule(n_steps, config, self.config.sigma_data)
+        levels = noise_schedule(n_steps or config.n_steps, config, self.config.sigma_data)
         coords = batch["ref_pos"]
         shape = (len(mask), n_samples, mask.shape[1], 3)
         x = levels[0] * random_normal(shape, coords, generator)

@@ -12,6 +12,7 @@ from megafold.trainer.batches import Batch, TrainingData
 from megafold.trainer.errors import ConfigError
 from megafold.trainer.loop import Trainer, autocast, to_device
 from megafold.trainer.losses import TrainingLoss, training_loss
+from megafold.trainer.mini_rollout import MiniRollout
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.parallel.batches import N_TOKEN, shard_batch
 from megafold.trainer.parallel.mesh import Peers
@@ -44,7 +45,9 @@ class SharedLoss:
                 n_cycles=cycles,
                 n_copies=config.n_copies,
                 generator=trainer.generator,
+                mini_rollout=MiniRollout.of(batch, config),
             )
+        features = own.batch
         if config.loss_weights.bond > 0:
             # A copy's bonds are all the sample's. The rows of a boolean matrix are small beside z's.
             features = {**features, "token_bonds": _all_rows(features["token_bonds"], self.peers)}
