@@ -138,8 +138,8 @@ def differences(ours, theirs, features):
             same = mine.shape == value.shape and np.ptp(offset, axis=-2).max() < 1e-3
         elif name in ROWS:
             # The package has rows that it has paired once more, unpaired.
-            flat = [rows[: len(mine)].reshape(len(mine), -1) for rows in (mine, value)]
-            same = np.allclose(*map(sorted, [rows.tolist() for rows in flat]))
+            rows = [array[: len(mine)].reshape(len(mine), -1).tolist() for array in (mine, value)]
+            same = np.allclose(sorted(rows[0]), sorted(rows[1]))
         elif name in ("frames_idx", "frame_resolved_mask"):
             mask = has_the_same_frame(features)
             same = np.array_equal(mine[mask], value[mask])

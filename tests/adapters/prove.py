@@ -71,7 +71,7 @@ def run(peer: str, script: Path, *arguments: str | Path) -> subprocess.Completed
         scripts.insert(0, Path(__file__).parent / "without_web_app.py")
     return subprocess.run(
         [environment(peer), *scripts, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **ONE_ORDER},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **ONE_ORDER, **PEERS[peer].get("settings", {})},
         capture_output=True,
         text=True,
     )
