@@ -17,6 +17,7 @@ adapted = to_openfold3(
     paired_rows=sample.meta["paired_rows"],
     resolution=sample.meta["resolution"],
     symmetry=sample.symmetry,
+    crop_method=sample.meta["crop_method"],
 )
 batch = default_convert(to_openfold3_batch([adapted]))
 

@@ -16,9 +16,13 @@ from megafold.pipeline.stream.adapters.protenix import to_protenix
 
 args = arguments()
 sample = draw(args)
-inputs, full_labels, labels = default_convert(
-    to_protenix(sample.features, resolution=sample.meta["resolution"], symmetry=sample.symmetry)
+adapted = to_protenix(
+    sample.features,
+    resolution=sample.meta["resolution"],
+    symmetry=sample.symmetry,
+    crop_method=sample.meta["crop_method"],
 )
+inputs, full_labels, labels = default_convert(adapted)
 
 SIZES = """--c_s 64 --c_z 32 --c_token 64 --c_s_inputs 129 --model.diffusion_module.c_token 64
     --n_blocks 1 --model.msa_module.n_blocks 1 --model.template_embedder.n_blocks 1

@@ -1,8 +1,9 @@
 """Train each peer's real model on samples of the corpus: ``python tests/adapters/prove.py [PEER …]``.
 
 Makes an environment for each peer under ``.adapters/``, a cache of a few corpus entries, and runs the
-adapter's example there. Fails unless the loss is finite and falls over 20 steps, and unless the peers whose
-losses exchange atoms and chains find exchanged ones.
+adapter's example there. Fails unless the loss is finite and falls over 20 steps, unless the peers whose
+losses exchange atoms and chains find exchanged ones, and unless features are those of the peer's
+own featurizer, where that can be run (``exchange.py``, ``features_*.py``).
 """
 
 import json
@@ -24,7 +25,7 @@ STEPS = 20
 ONE_ORDER = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
 #: Two chains of one kind and one of another, part of a heme, paired rows; their copies lie outside the crop.
 SAMPLE = ("--entry", "2hhb", "--index", "13")
-#: Four kinds of chains with four to eight exchanged; chains bonded to others; unresolved atoms.
+#: Eight chains of three kinds; chains bonded to others; unresolved atoms.
 EXCHANGES = (
     ("--entry", "2hhb", "--index", "1"),
     ("--entry", "1pfe", "--index", "8"),
@@ -38,8 +39,9 @@ def environment(peer: str) -> Path:
     python, done = folder / "bin" / "python", folder / "complete"
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "torch==2.13.0"], check=True)
+        tested = Path(__file__).parent / "constraints" / f"{peer}.txt"
+        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--constraint", tested]
+        subprocess.run([*pip, "torch"], check=True)
         subprocess.run([*pip, "--no-deps", PEERS[peer]["package"]], check=True)
         subprocess.run([*pip, *PEERS[peer]["needs"].split(), *STREAM.split()], check=True)
         done.touch()

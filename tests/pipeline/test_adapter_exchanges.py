@@ -128,6 +128,22 @@ def test_protenix_finds_each_candidate(cases):
                 check(features, chain, other, full["coordinate"][here], full["coordinate_mask"][here] == 1)
 
 
+@pytest.mark.parametrize("method", ["spatial", "interface", "contiguous"])
+def test_crops_in_space_exchange_their_own_chains_alone(cases, method):
+    n_outside = 0
+    for features, symmetry in cases:
+        own = set(features["asym_id"].tolist())
+        outside = set().union(*allowed(features).values()) - own
+        n_outside += len(outside)
+        wanted = len(own) - cross_bond(features) + (len(outside) if method == "contiguous" else 0)
+        _, full, _ = to_protenix(features, symmetry=symmetry, crop_method=method)
+        assert len(np.unique(full["mol_id"])) == wanted
+        truth = to_openfold3(features, symmetry=symmetry, crop_method=method)["ground_truth"]
+        pairs = np.stack([truth["mol_entity_id"], truth["mol_sym_id"]])
+        assert np.unique(pairs, axis=1).shape[1] == wanted
+    assert n_outside > 10
+
+
 def test_openfold3_finds_each_candidate(cases):
     # A chain's tokens are those of a molecule with the same mol_sym_token_index; its atoms those of the same
     # mol_sym_component_id, in the order of ref_space_uid_to_perm.

@@ -46,6 +46,7 @@ def to_openfold3(
     paired_rows: int = 0,
     resolution: float | None = None,
     symmetry: Symmetry | None = None,
+    crop_method: str | None = None,
     loss_weights: Mapping[str, float] = LOSS_WEIGHTS,
 ) -> Batch:
     """One sample's batch, without the batch axis.
@@ -56,11 +57,13 @@ def to_openfold3(
         resolution: of the entry, Å: ``Sample.meta["resolution"]``. Without one, and outside RESOLUTIONS,
             confidence losses weigh nothing.
         symmetry: what may be exchanged to fit a prediction: ``Sample.symmetry``; None: nothing.
+        crop_method: ``Sample.meta["crop_method"]``: chains of a crop in space are exchanged with each other
+            alone, as in the package; None: with all copies.
         loss_weights: of this sample; the package sets them for each data set.
 
     The labels are under ``ground_truth``, the weights under ``loss_weights``.
     """
-    truth = whole_truth(features, symmetry)
+    truth = whole_truth(features, symmetry, crop_method=crop_method)
     start = np.flatnonzero(np.diff(truth.token, prepend=-1))
     source = features["atom_to_token"][truth.source[start]]
     own = truth.token[truth.own[features["token_atom_start"]]]

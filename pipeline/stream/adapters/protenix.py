@@ -25,7 +25,11 @@ NO_RESOLUTION: Final = -1.0
 
 
 def to_protenix(
-    features: Features, *, resolution: float | None = None, symmetry: Symmetry | None = None
+    features: Features,
+    *,
+    resolution: float | None = None,
+    symmetry: Symmetry | None = None,
+    crop_method: str | None = None,
 ) -> tuple[dict[str, Any], Arrays, Arrays]:
     """``input_feature_dict``, ``label_full_dict`` and ``label_dict`` of one sample, for ``Protenix.forward``.
 
@@ -33,8 +37,10 @@ def to_protenix(
         features: a sample's, unpadded.
         resolution: of the entry, Å: ``Sample.meta["resolution"]``.
         symmetry: what may be exchanged to fit a prediction: ``Sample.symmetry``; None: nothing.
+        crop_method: ``Sample.meta["crop_method"]``: chains of a crop in space are exchanged with each other
+            alone, as in the package; None: with all copies.
     """
-    truth = whole_truth(features, symmetry)
+    truth = whole_truth(features, symmetry, crop_method=crop_method)
     inputs: dict[str, Any] = {
         **_token_arrays(features),
         **_atom_arrays(features),

@@ -6,13 +6,16 @@ numbers by which corresponding atoms are found; they differ in the names alone.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megafold.pipeline.stream.adapters.arrays import Features, modified
 from megafold.pipeline.stream.symmetry import ChainCandidates, Symmetry
+
+#: Methods of crops whose chains are near each other, which a chain from elsewhere would not be.
+IN_SPACE: Final = ("spatial", "interface")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +51,13 @@ class _Part:
     coords_mask: NDArray[np.bool_]
 
 
-def whole_truth(features: Features, symmetry: Symmetry | None) -> Truth:
+def whole_truth(features: Features, symmetry: Symmetry | None, *, crop_method: str | None = None) -> Truth:
     """The ground truth of a crop.
 
     Args:
         features: the sample's, unpadded.
         symmetry: the sample's; None: no chain can be exchanged.
+        crop_method: how the crop was taken, where copies outside one in space are no candidates.
 
     Chains bonded to other chains in the crop are not exchanged: a sample does not say which copies have such
     bonds too.
@@ -74,7 +78,7 @@ def whole_truth(features: Features, symmetry: Symmetry | None) -> Truth:
     own_places = {chain: part.place for chain, part in parts.items()}
     for group in _exchangeable(features, symmetry, molecules):
         own_places |= {found.asym_id: found.places for found in group}
-        parts |= dict(_copies(group, forbidden=set(molecules)))
+        parts |= dict(_copies(group, set(molecules), within_crop=crop_method in IN_SPACE))
 
     chains = sorted(parts)
     ends = np.cumsum([0, *(len(parts[chain].place) for chain in chains)])
@@ -135,13 +139,15 @@ def _exchangeable(
     return list(groups.values())
 
 
-def _copies(group: list[ChainCandidates], forbidden: set[int]) -> Iterator[tuple[int, _Part]]:
+def _copies(
+    group: list[ChainCandidates], in_crop: set[int], *, within_crop: bool
+) -> Iterator[tuple[int, _Part]]:
     """Each candidate of a group of chains, with the atoms that the crop has of any of them."""
     own = {found.asym_id for found in group}
     place, first = np.unique(np.concatenate([found.places for found in group]), return_index=True)
     source = np.concatenate([found.atoms for found in group])[first]
     for row, candidate in enumerate(group[0].candidate_asym_id.tolist()):
-        if candidate in forbidden - own:
+        if candidate not in own and (within_crop or candidate in in_crop):
             continue
         coords = np.zeros((len(place), 3), np.float32)
         mask = np.zeros(len(place), bool)
