@@ -64,7 +64,7 @@ def shared_dropout(layer: Dropout, like: Tensor, shards: Shards) -> Tensor | Non
         return None
     shape = [like.shape[0], shards.n_token, shards.n_token, like.shape[-1]]
     shape[layer.axis] = 1
-    mask: Tensor = layer(like.new_ones(shape))
+    mask = F.dropout(like.new_ones(shape), layer.rate)
     mask = mask.flatten(1, 2).unsqueeze(1)
     return F.pad(mask, (0, 0, 0, shards.n_padded - shards.n_token))
 
