@@ -29,7 +29,25 @@ _LIBRARIES: Final = frozenset(
     "adlfs aiobotocore aiohttp asyncio azure botocore concurrent fsspec gcsfs google http requests s3fs "
     "urllib3".split()
 )
+#: Names of errors that say what is missing here, before any server is asked.
+_UNSET: Final = frozenset(
+    "ConfigNotFound ConfigParseError DefaultCredentialsError InvalidRegionError NoAuthTokenError "
+    "NoCredentialsError NoRegionError PartialCredentialsError ProfileNotFound SSOTokenLoadError "
+    "UnauthorizedSSOTokenError".split()
+)
 _FINAL_STATUS: Final = frozenset(range(400, 500)) - {408, 425, 429}
+
+
+_S3_CREDENTIALS: Final = (
+    "; run `aws configure`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket set "
+    """FSSPEC_S3='{"anon": true}'."""
+)
+#: What to do for want of credentials, by protocol.
+_CREDENTIALS: Final = {
+    "s3": _S3_CREDENTIALS,
+    "s3a": _S3_CREDENTIALS,
+    "gs": "; run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS.",
+}
 
 
 @dataclass(frozen=True)
@@ -150,6 +168,11 @@ class Transport:
             except Exception as error:
                 if not isinstance(error, (OSError, *_FINAL)) and _library(error) not in _LIBRARIES:
                     raise
+                if type(error).__name__ in _UNSET:
+                    advice = _CREDENTIALS.get(self.protocol, "")
+                    raise RemoteError(
+                        f"{self.place(name)} cannot be {done}: {_told(error).rstrip('.')}{advice}"
+                    ) from error
                 if isinstance(error, _FINAL) or getattr(error, "status", 0) in _FINAL_STATUS:
                     raise RemoteError(
                         f"{self.place(name)} cannot be {done}: {_told(error)}. Check the URL and the rights."

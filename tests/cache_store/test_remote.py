@@ -2,6 +2,7 @@
 
 import errno
 import multiprocessing
+import os
 import pickle
 import random
 import shutil
@@ -373,6 +374,18 @@ def test_refusals_are_not_tried_again(folder_store: RemoteStore, monkeypatch: py
     with pytest.raises(RemoteError, match=r"403 Forbidden.*rights"):
         folder_store.open(ABSENT)
     assert folder_store.counts.retries == 0
+
+
+def test_no_credentials_are_one_clear_error_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"it waits {seconds} s to try again"))
+    with pytest.raises(RemoteError, match=r"NoCredentialsError.*AWS_ACCESS_KEY_ID.*anon") as caught:
+        RemoteStore.at("s3://bucket/cache")
+    assert "attempts" not in str(caught.value)
 
 
 def test_a_callers_alarm_is_none_of_the_servers_failures(
