@@ -4,6 +4,7 @@ On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_e
 """
 
 import itertools
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,16 @@ from torch import Tensor
 from megafold.trainer import ops
 from megafold.trainer.kernels.evoattention import launches, operator
 from megafold.trainer.kernels.evoattention.tiles import Tile, Tiles
-from tests.trainer.kernels_checks import DEVICE, DTYPES, HALF, in_order, unpoisoned
+from tests.trainer.kernels_checks import (
+    DEVICE,
+    DTYPES,
+    HALF,
+    OPCHECKS,
+    Results,
+    in_order,
+    needs_gpu,
+    unpoisoned,
+)
 from tests.trainer.kernels_checks import assert_as_exact_as_eager as judged
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -55,7 +65,8 @@ def make_case(
     mask: str = "rows",
     seed: int = 0,
 ) -> Case:
-    """``shape``: B, R, H, I, J, D. Masked rows: the first has no key, the second none among the first 64."""
+    """``shape``: B, R, H, I, J, D. Masked rows: the first has no key, the second none at first: of a tile, if
+    it has more than one."""
     b, r, h, i, j, d = shape
     torch.manual_seed(seed)
     keys: Tensor | None = None
@@ -63,7 +74,7 @@ def make_case(
         keys = torch.rand(b, r if mask == "rows" else 1, j, device=DEVICE) > 0.3
         keys[0, 0] = False
         if keys.shape[1] > 1:
-            keys[:, 1, :64] = False
+            keys[:, 1, : 64 if j > 64 else j // 2] = False
     # A quarter of the logits' spread each; the bias in float32 whatever the rest is in.
     inputs: dict[str, Any] = {
         "q": projected(b, r, i, h, d, dtype),
@@ -80,7 +91,7 @@ def assert_as_exact_as_eager(case: Case) -> None:
     judged(case, results_of_three)
 
 
-def results_of_three(case: Case) -> tuple[dict[str, Tensor], ...]:
+def results_of_three(case: Case) -> tuple[Results, Results, Results]:
     """By the kernels, by the reference in float64, and by the reference."""
     naive = ops.evoattention.naive
     return case.results(operator.evoattention), case.results(naive, torch.float64), case.results(naive)
@@ -100,6 +111,48 @@ def results_of_three(case: Case) -> tuple[dict[str, Tensor], ...]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_against_float64_stay_near_those_of_eager(shape, options, dtype):
     assert_as_exact_as_eager(make_case(shape, dtype, **options))
+
+
+def test_three_hundred_tokens():
+    assert_as_exact_as_eager(make_case((1, 1, 1, 299, 300, 8), mask="none"))
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [24, 32, 64])
+def test_random_lengths_up_to_300(channels, dtype):
+    draw = random.Random(channels)
+    for mask in ("rows", "shared", "none"):
+        for bias in (True, False):
+            i, j = draw.randrange(1, 300, 2), draw.randrange(1, 300, 2)
+            shape = (draw.randint(1, 2), draw.randint(3, 6), draw.randint(1, 4), i, j, channels)
+            assert_as_exact_as_eager(make_case(shape, dtype, mask=mask, bias=bias, seed=i))
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_offsets_beyond_32_bits():
+    """Of tensors with more than 2³¹ elements the last rows are what they are alone."""
+    rows, kept = 2**15 + 4, 4
+
+    def draw() -> Tensor:
+        drawn = torch.randn(1, rows, 128, 4, 128, device=DEVICE, dtype=torch.bfloat16)
+        return drawn.transpose(2, 3).requires_grad_()
+
+    torch.manual_seed(0)
+    bias = torch.randn(1, 4, 128, 128, device=DEVICE)
+    mask = torch.rand(1, rows, 128, device=DEVICE) > 0.3
+    q, k, v, grad = (draw() for _ in range(4))
+    assert grad.numel() > 2**31
+    long = Case({"q": q, "k": k, "v": v, "bias": bias, "mask": mask}, grad.detach())
+    ends = [t.detach()[:, -kept:].requires_grad_() for t in (q, k, v)]
+    last = Case(
+        dict(zip("qkv", ends, strict=True)) | {"bias": bias, "mask": mask[:, -kept:]}, grad[:, -kept:]
+    )
+    alone = last.results(operator.evoattention)
+    for name, value in long.results(operator.evoattention).items():
+        assert torch.equal(value[:, -kept:], alone[name]), name
 
 
 def test_one_token():
@@ -138,7 +191,7 @@ def test_what_absent_keys_hold_does_not_matter():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("wanted", [w for n in (1, 2, 3) for w in itertools.combinations("qkvb", n)])
+@pytest.mark.parametrize("wanted", [w for n in range(1, 5) for w in itertools.combinations("qkvb", n)])
 def test_each_subset_of_gradients(wanted):
     case = make_case((1, 2, 1, 20, 18, 16))
     for name in ("q", "k", "v", "bias"):
@@ -213,15 +266,12 @@ def test_second_derivative_of_the_custom_operator_raises():
         gradient.sum().backward()
 
 
-def test_operator_check():
+def test_operator_check(monkeypatch):
+    unpoisoned(monkeypatch)
     case = make_case((1, 2, 1, 16, 20, 16))
     q, k, v, bias, mask = case.inputs.values()
     for arguments in ((q, k, v, bias, mask), (q, k, v, None, None)):
-        torch.library.opcheck(
-            torch.ops.megafold.evoattention.default,
-            arguments,
-            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-        )
+        torch.library.opcheck(torch.ops.megafold.evoattention.default, arguments, test_utils=OPCHECKS)
 
 
 def test_one_graph_under_compile(monkeypatch):

@@ -154,8 +154,8 @@ def _multiplication_source(role: str, tile: Any, itemsize: int, channels: int, e
     block = min(tile.channels, channels)
     constants = {
         "Z": channels, "C": channels, "C2": 2 * channels, "WIDTH": channels, "ROWS": tile.rows,
-        "BLOCK": block, "GATE_BLOCK": block, "EVEN": even, "PRECISION": "ieee", "KEEP": True, "DROPPED": 1, "RESIDUAL": True,
-        "eps": None,
+        "BLOCK": block, "GATE_BLOCK": block, "EVEN": even, "PRECISION": "ieee", "KEEP": True,
+        "DROPPED": 1, "RESIDUAL": True, "eps": None,
     }  # fmt: skip
     return MULTIPLICATION_KERNELS[role], multiplication_pointers(itemsize), constants
 
@@ -173,14 +173,8 @@ def _transition_source(role: str, tile: Any, itemsize: int, channels: int, even:
     if role == "weights":
         constants = {"BN": tile.hidden, "BK": tile.rows, "FIRST": False, "SPLITS": 4} | fixed
         return row_source(transition.weight_gradient_kernel, constants, itemsize)
-    constants = {
-        "BM": tile.rows,
-        "BH": tile.hidden,
-        "HELD": tile.held,
-        "RESIDUAL": True,
-        "NORM": True,
-        "EPS": EPS,
-    } | fixed
+    constants = {"BM": tile.rows, "BH": tile.hidden, "HELD": tile.held, "NORM": True, "EPS": EPS} | fixed
+    constants["RESIDUAL"] = True
     if role == "forward":
         return row_source(transition.forward_kernel, constants, itemsize)
     constants |= {"INPUT": True, "WEIGHTS": True}

@@ -3,6 +3,7 @@
 On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_triangle_attention.py``.
 """
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +12,17 @@ from torch import Tensor
 
 from megafold.trainer import ops
 from megafold.trainer.kernels.triangle_attention import operator
-from tests.trainer.kernels_checks import DEVICE, DTYPES, HALF, in_order, relative, unpoisoned
+from tests.trainer.kernels_checks import (
+    DEVICE,
+    DTYPES,
+    HALF,
+    OPCHECKS,
+    Results,
+    in_order,
+    needs_gpu,
+    relative,
+    unpoisoned,
+)
 from tests.trainer.kernels_checks import assert_as_exact_as_eager as judged
 
 NAMES = ("out", "z", *ops.TriangleAttentionWeights._fields)
@@ -95,7 +106,7 @@ def assert_as_exact_as_eager(case: Case) -> None:
     judged(case, results_of_three)
 
 
-def results_of_three(case: Case) -> tuple[dict[str, Tensor], ...]:
+def results_of_three(case: Case) -> tuple[Results, Results, Results]:
     """By the kernels, by the reference in float64, and by the reference."""
     naive = ops.triangle_attention.naive
     return case.results(operator.triangle_attention), case.results(naive, torch.float64), case.results(naive)
@@ -112,6 +123,20 @@ def results_of_three(case: Case) -> tuple[dict[str, Tensor], ...]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_against_float64_stay_near_those_of_eager(shape, options, dtype):
     assert_as_exact_as_eager(make_case(shape, dtype, **options))
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("c", "heads", "channels"), [(128, 4, 32), (64, 4, 16)])
+def test_random_lengths_up_to_300(c, heads, channels, dtype):
+    draw = random.Random(c)
+    for n in (1, draw.randrange(3, 64, 2), draw.randrange(65, 200, 2), 299):
+        options = {name: draw.random() < 0.5 for name in ("starting", "keep", "residual")}
+        case = make_case((1, n, c, heads, channels), dtype, **options, seed=n)
+        if n == 1:
+            case.mask[:] = True
+        assert_as_exact_as_eager(case)
 
 
 def test_one_token():
@@ -141,7 +166,7 @@ def test_strided_input_and_gradient():
     assert_as_exact_as_eager(case)
 
 
-@pytest.mark.parametrize("wanted", ["z", "bias"])
+@pytest.mark.parametrize("wanted", NAMES[1:])
 def test_one_gradient_alone(wanted):
     case = make_case((1, 4, 16, 1, 8), torch.float32)
     for name, tensor in zip(NAMES[1:], (case.z, *case.weights), strict=True):
@@ -185,12 +210,13 @@ def arguments(case: Case) -> tuple:
 
 
 @pytest.mark.parametrize("starting", [True, False])
-def test_operator_check(starting):
+def test_operator_check(starting, monkeypatch):
+    unpoisoned(monkeypatch)
     case = make_case((1, 4, 16, 1, 8), torch.float32, starting=starting, keep=starting)
     torch.library.opcheck(
         torch.ops.megafold.triangle_attention.default,
         arguments(case),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        test_utils=OPCHECKS,
     )
 
 

@@ -4,12 +4,11 @@ On a machine with a GPU they also run compiled: ``pytest tests/trainer/kernels_t
 """
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import pytest
 import torch
-import triton
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -17,12 +16,18 @@ from megafold.trainer import ops
 from megafold.trainer.kernels.triangle_multiplication import launches, operator
 from megafold.trainer.kernels.triangle_multiplication.tiles import Tile, Tiles
 from megafold.trainer.ops import TriangleMultiplicationWeights
+from tests.trainer.kernels_checks import (
+    DEVICE,
+    DTYPES,
+    HALF,
+    Results,
+    needs_gpu,
+    relative,
+    unpoisoned,
+)
+from tests.trainer.kernels_checks import assert_as_exact_as_eager as judged
 
-DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
-# The interpreter's bfloat16 dot is wrong.
-HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16
-if DEVICE == "cuda" and not torch.cuda.is_available():
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 NAMES = ("z", *TriangleMultiplicationWeights._fields)
 
@@ -35,15 +40,11 @@ def use_tile(monkeypatch: pytest.MonkeyPatch, tile: Tile) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """``torch.empty`` gives NaN: whatever a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program costs the interpreter the same, however much it does."""
     if DEVICE == "cpu":
-        # Each program costs the interpreter the same, however much it does.
         use_tile(monkeypatch, Tile(64, 32, 4, 1))
         monkeypatch.setitem(launches.FINISHED, "ROWS", 8)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @dataclass
@@ -94,43 +95,30 @@ def make_case(
     return Case(z, mask, weights, outgoing, torch.randn(b, n, n, c_z, device=DEVICE).to(dtype))
 
 
-def relative(value: Tensor, exact: Tensor) -> float:
-    norm = exact.norm().item()
-    return (value.double() - exact).norm().item() / (norm if norm > 0 else 1.0)
+def assert_as_exact_as_eager(case: Case, wanted=NAMES, **ending: Any) -> None:
+    """Output and the ``wanted`` gradients, of the inputs as they are and of others like them."""
+    kernels = functools.partial(operator.triangle_multiplication, **ending)
+    naive = functools.partial(ops.triangle_multiplication.naive, **ending)
 
+    def results_of_three(case: Case) -> tuple[Results, Results, Results]:
+        ours = case.results(kernels, wanted=wanted)
+        return ours, case.results(naive, torch.float64, wanted), case.results(naive, wanted=wanted)
 
-#: Few tokens leave eager's error in float32 to chance.
-FACTOR = {torch.float32: 2.0, torch.float16: 1.3, torch.bfloat16: 1.3}
-
-
-def assert_as_exact_as_eager(case: Case, wanted=NAMES) -> None:
-    """Every result within a factor of the error that the reference makes in the same dtype."""
-    factor = FACTOR[case.grad.dtype]
-    ours = case.results(operator.triangle_multiplication, wanted=wanted)
-    exact = case.results(ops.triangle_multiplication.naive, torch.float64, wanted)
-    eager = case.results(ops.triangle_multiplication.naive, wanted=wanted)
-    assert set(ours) == {"out", *wanted}
-    for name, value in ours.items():
-        assert torch.isfinite(value).all(), name
-        assert value.dtype == eager[name].dtype, name
-        assert value.shape == eager[name].shape, name
-        # The floor: one rounding of the result, which eager is free of where it is exact by chance.
-        floor = torch.finfo(value.dtype).eps / 4
-        assert relative(value, exact[name]) <= factor * max(relative(eager[name], exact[name]), floor), name
+    judged(case, results_of_three)
 
 
 @pytest.mark.parametrize(
     ("shape", "outgoing"), [((1, 13, 32, 16), True), ((2, 8, 16, 32), False), ((1, 5, 16, 16), False)]
 )
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_against_float64_stay_near_those_of_eager(shape, outgoing, dtype):
     assert_as_exact_as_eager(make_case(shape, dtype, outgoing=outgoing))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="takes the interpreter minutes")
+@needs_gpu  # it takes the interpreter minutes
 @pytest.mark.parametrize("n", [1, 2, 31, 64, 77, 128, 200, 299])
 @pytest.mark.parametrize("channels", [(128, 128), (64, 128), (64, 64), (32, 32)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_all_lengths_widths_and_dtypes(n, channels, dtype):
     assert_as_exact_as_eager(make_case((1, n, *channels), dtype, outgoing=n % 2 == 0, seed=n))
 
@@ -185,6 +173,32 @@ def test_expanded_and_strided_inputs(outgoing):
     assert_as_exact_as_eager(case)
 
 
+@pytest.mark.parametrize(("dtype", "wanted"), [(torch.float32, NAMES), (HALF, ("z", "output"))])
+@pytest.mark.parametrize("shared", [(1, 3), (2, 3), (1, 8), (2, 8), None])
+def test_dropout_and_residual(shared, dtype, wanted):
+    axis, n = shared or (None, 8)
+    case = make_case((2, n, 16, 16), dtype, outgoing=n == 3)
+    keep = None
+    if axis is not None:
+        size = [2, n, n, 16]
+        size[axis] = 1
+        keep = (torch.rand(size, device=DEVICE) > 0.25).to(dtype) / 0.75
+        assert_as_exact_as_eager(case, ("z", "gate"), keep=keep)
+    assert_as_exact_as_eager(case, wanted, keep=keep, residual=True)
+
+
+def test_dropout_and_residual_that_are_left_to_pytorch():
+    case = make_case((1, 8, 16, 16))
+    keep = (torch.rand(1, 8, 8, 16, device=DEVICE) > 0.25).float()
+    assert_as_exact_as_eager(case, keep=keep, residual=True)
+    with torch.autocast(DEVICE, dtype=HALF):
+        ended = functools.partial(operator.triangle_multiplication, residual=True)
+        out = case.results(ended, wanted=())["out"]
+        update = case.results(operator.triangle_multiplication, wanted=())["out"]
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, case.z + update, rtol=0, atol=0)
+
+
 def test_tiles_of_many_programs(monkeypatch):
     use_tile(monkeypatch, Tile(32, 16, 4, 1, 6))
     assert_as_exact_as_eager(make_case((1, 11, 32, 32), HALF, outgoing=False))
@@ -233,7 +247,7 @@ def test_second_derivative_of_the_custom_operator_raises():
     case = make_case((1, 8, 16, 16))
     case.z.requires_grad_()
     out, *_ = torch.ops.megafold.triangle_multiplication(
-        case.z, case.mask, list(case.weights), True, torch.float32
+        case.z, case.mask, list(case.weights), None, True, False, torch.float32
     )
     (gradient,) = torch.autograd.grad(out.square().sum(), [case.z], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated twice"):
@@ -243,17 +257,17 @@ def test_second_derivative_of_the_custom_operator_raises():
 def test_operator_check():
     case = make_case((1, 9, 16, 32))
     weights = [w.requires_grad_() for w in case.weights]
+    keep = torch.ones(1, 1, 9, 16, device=DEVICE)
     torch.library.opcheck(
         torch.ops.megafold.triangle_multiplication.default,
-        (case.z.requires_grad_(), case.mask, weights, True, torch.float32),
+        (case.z.requires_grad_(), case.mask, weights, keep, True, True, torch.float32),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 
 
 @pytest.mark.parametrize("wanted", [NAMES, ("gate", "output")])
-def test_one_graph_under_compile(wanted):
-    # Dynamo guards the deterministic mode.
-    torch.use_deterministic_algorithms(False)
+def test_one_graph_under_compile(wanted, monkeypatch):
+    unpoisoned(monkeypatch)
     case = make_case((1, 9, 16, 16))
 
     def scaled(*arguments):
@@ -266,7 +280,7 @@ def test_one_graph_under_compile(wanted):
         torch.testing.assert_close(value, reference[name], rtol=0, atol=0)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@needs_gpu
 def test_a_graph_of_it_replays():
     case = make_case((1, 64, 128, 128), torch.bfloat16)
     torch.use_deterministic_algorithms(False)

@@ -244,7 +244,11 @@ def query_gradient_kernel(
         queries += (_load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP, False),)
         gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP, False)
         ot = _load(out + b * o_b + r * o_r + h * o_h, first_i, i, o_i, NI, d, o_d, D, DP, False)
-        correction = tl.sum(ot.to(tl.float32) * gt.to(tl.float32), 1)
+        if WIDE:
+            # Eager's is a mean over keys, which evens out roundings; those of this sum would show.
+            correction = tl.sum(ot.to(tl.float64) * gt.to(tl.float64), 1).to(tl.float32)
+        else:
+            correction = tl.sum(ot.to(tl.float32) * gt.to(tl.float32), 1)
         line = ((b * R + r) * H + h) * IP + first_i + i
         tl.store(delta + line, correction, mask=first_i + i < NI)
         limit = tl.where(first_r + n < R, NI, 0)
@@ -274,7 +278,14 @@ def query_gradient_kernel(
             if not EVEN and not HAS_BIAS and not HAS_MASK:
                 s = tl.where(j[None, :] < NJ - start, s, float("-inf"))
             p = _weights(s, logs[n], WIDE, 0)
-            ds = p * (tl.dot(grads[n], tl.trans(vt), input_precision=PRECISION) - corrections[n][:, None])
+            dp = tl.dot(grads[n], tl.trans(vt), input_precision=PRECISION)
+            correction = corrections[n]
+            if WIDE:
+                # So few keys that the output's own roundings would: all are here for the mean over keys.
+                correction = tl.where(NJ <= BK, tl.sum(p * dp, 1), correction)
+                line = ((b * R + r) * H + h) * IP + first_i + i
+                tl.store(delta + line, correction, mask=first_i + i < tl.where(NJ <= BK, NI, 0))
+            ds = p * (dp - correction[:, None])
             accs += (tl.dot(ds.to(kt.dtype), kt, old_accs[n], input_precision=PRECISION),)
             if BIAS_GRADIENT:
                 db_tile += ds

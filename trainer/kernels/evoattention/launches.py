@@ -89,6 +89,16 @@ def line_length(queries: int, dtype: torch.dtype) -> int:
     return padded(queries) * (2 if dtype == torch.float32 else 1)
 
 
+def clear_beyond(lse: Tensor, queries: int) -> None:
+    """Zeros for the padding of ``lse``, which no kernel writes or reads.
+
+    A custom operator's results are compared as they are by what checks it, and copied by what traces it.
+    """
+    lines = lse.view(*lse.shape[:3], -1, padded(queries))
+    if lines.shape[-1] > queries:
+        lines[..., queries:] = 0.0
+
+
 def prepare(
     bias: Tensor | None, mask: Tensor | None, like: Tensor, wanted: Wanted, lengths: tuple[int, int]
 ) -> Prepared:
@@ -206,9 +216,15 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, masked: Tensor, has_bias: bool, *ot
     )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, prepared: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
-    """The output, laid out as ``q``, and the logarithm of the denominator [B, R, H, :func:`line_length`]."""
-    out = torch.empty_like(q)
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, prepared: Tensor, masked: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The output, laid out as ``q``, and the logarithm of the denominator [B, R, H, :func:`line_length`].
+
+    ``out``: where the output goes, with strides of its own.
+    """
+    if out is None:
+        out = torch.empty_like(q)
     lse = torch.empty((*q.shape[:3], line_length(q.shape[3], q.dtype)), dtype=torch.float32, device=q.device)
     launch = _plan_forward(_shapes(q, k, v, masked, prepared.numel() > 0, out))
     launch(q, k, v, prepared, masked, out, lse)

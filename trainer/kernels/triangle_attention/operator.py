@@ -12,6 +12,7 @@ from megafold.trainer.kernels.evoattention.launches import (
     Saved,
     Wanted,
     attend,
+    clear_beyond,
     key_gradient,
     line_length,
     padded,
@@ -149,7 +150,19 @@ class _TriangleAttention(torch.autograd.Function):
         return _finish(ctx, _backward(grad, *ctx.saved_tensors, *ctx.settings))
 
 
-_operator = torch.library.custom_op("megafold::triangle_attention", _forward, mutates_args=())
+def _defined_forward(
+    z: Tensor, mask: Tensor, norm_weight: Tensor, norm_bias: Tensor, qkv: Tensor, gate: Tensor, bias: Tensor,
+    out_weight: Tensor, keep: Tensor | None, starting: bool, residual: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """:func:`_forward` with nothing left unwritten."""
+    results = _forward(
+        z, mask, norm_weight, norm_bias, qkv, gate, bias, out_weight, keep, starting, residual, dtype
+    )
+    clear_beyond(results[4], z.shape[1])
+    return results
+
+
+_operator = torch.library.custom_op("megafold::triangle_attention", _defined_forward, mutates_args=())
 _operator_backward = torch.library.custom_op(
     "megafold::triangle_attention_backward", _backward, mutates_args=()
 )
