@@ -9,12 +9,14 @@ from megafold.trainer.losses.total import LossWeights
 from megafold.trainer.model.config import BACKENDS, Backend
 
 Precision = Literal["bf16", "fp32"]
+CudaGraphs = Literal["auto", "off"]
 WorkerStart = Literal["fork", "forkserver", "spawn"]
 
 #: Settings that may differ between a run and its resumption without changing what is computed.
 _FREE_ON_RESUME: Final = frozenset(
-    "steps sp device backend log_every plot_every checkpoint_every keep_checkpoints num_workers prefetch "
-    "worker_start sample_count sample_steps sample_cycles max_skipped_in_a_row peer_timeout_s".split()
+    "steps sp device backend cuda_graphs log_every plot_every checkpoint_every keep_checkpoints num_workers "
+    "prefetch worker_start sample_count sample_steps sample_cycles max_skipped_in_a_row "
+    "peer_timeout_s".split()
 )
 
 
@@ -44,6 +46,8 @@ class TrainConfig:
         alpha_diffusion, alpha_distogram, alpha_bond: weights of the losses.
         device: ``auto`` (CUDA or ROCm where there is one, else the CPU) or a torch device.
         backend: implementation of the hot operators; parameters and results do not depend on it.
+        cuda_graphs: ``auto`` replays the network's blocks as CUDA graphs where that can be
+            (``trainer/graphs.py``), ``off`` does not.
         precision: ``bf16`` (autocast; parameters, losses and optimizer stay float32) or ``fp32``.
         deterministic: ask torch for deterministic kernels, where it has them, on GPUs; CPUs always have them.
         seed: of the initial weights, the noise and everything else random on the trainer's side.
@@ -84,6 +88,7 @@ class TrainConfig:
     alpha_bond: float = 0.0
     device: str = "auto"
     backend: Backend = "eager"
+    cuda_graphs: CudaGraphs = "off"
     precision: Precision = "bf16"
     deterministic: bool = False
     seed: int = 0
@@ -118,6 +123,7 @@ class TrainConfig:
             _require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), not {getattr(self, name)}")
         allowed = {
             "backend": BACKENDS,
+            "cuda_graphs": get_args(CudaGraphs),
             "precision": get_args(Precision),
             "worker_start": get_args(WorkerStart),
         }

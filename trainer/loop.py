@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from megafold.trainer.config import TrainConfig
 from megafold.trainer.data_parallel import Ranks
 from megafold.trainer.ema import WeightAverage
 from megafold.trainer.errors import CheckpointError, ConfigError, DataError, DivergedError
+from megafold.trainer.graphs import BlockGraphs, CudaRecorder
 from megafold.trainer.logging import RunLog, SilentLog
 from megafold.trainer.losses import TrainingLoss, training_loss
 from megafold.trainer.mini_rollout import MiniRollout
@@ -109,6 +111,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         self.average = WeightAverage(self.model, config.ema_decay)
         self.generator = torch.Generator(self.device)
+        self.graphs = block_graphs(config, self.device)
         self.checkpoints = CheckpointFolder(folder / "checkpoints", config.keep_checkpoints)
         self.step = 0
         self.skipped = 0
@@ -242,7 +245,8 @@ class Trainer:
             if not config.redraw_msa:
                 batch = {name: value for name, value in batch.items() if name != DRAWS}
             self._seed_noise(turn)
-            loss = self._loss_of(self, batch, cycles)
+            with nullcontext() if self.graphs is None else self.graphs.active():
+                loss = self._loss_of(self, batch, cycles)
             # On this thread: PyTorch's own for the GPU costs a hand-over there and back and cold caches, and
             # the host is what a short crop's step waits for.
             with torch.autograd.set_multithreading_enabled(False):
@@ -424,6 +428,15 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", ranks.local_rank)
     return device
+
+
+def block_graphs(config: TrainConfig, device: torch.device) -> BlockGraphs | None:
+    """CUDA graphs of a run's blocks; None where there can be none.
+
+    Ranks that share samples exchange parts within a block. On ROCm graphs were not tried.
+    """
+    possible = device.type == "cuda" and torch.version.hip is None and config.sp == 1
+    return BlockGraphs(CudaRecorder(device)) if possible and config.cuda_graphs == "auto" else None
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from megafold.trainer import ops
+from megafold.trainer.graphs import replayed
 from megafold.trainer.ops.precision import full_precision
 
 Init = Literal["default", "relu", "final", "gate"]
@@ -136,6 +137,10 @@ class Dropout(nn.Module):
 
 def run_block(block: Callable[..., Any], *inputs: Any, recompute: bool) -> Any:
     """Call ``block``; with ``recompute``, keep its inputs alone for the backward pass."""
+    if recompute or not torch.is_grad_enabled():
+        results = replayed(block, inputs)
+        if results is not None:
+            return results
     if not (recompute and torch.is_grad_enabled()):
         return block(*inputs)
     backend = ops.active_backend()

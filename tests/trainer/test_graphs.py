@@ -1,0 +1,313 @@
+"""Replayed blocks: on a CPU with a recorder that runs again what it recorded, on a GPU with CUDA graphs."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from megafold.trainer import ops
+from megafold.trainer.graphs import BlockGraphs
+from megafold.trainer.model.primitives import run_block
+from tests.trainer.batches import random_batch
+from tests.trainer.networks import MINI, as_dtype, mini_model
+
+CHECKPOINTED = dataclasses.replace(MINI, activation_checkpointing=True)
+
+
+class Rerun:
+    """Runs a function again at each replay, as it was when it was recorded, into the memory it then gave."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def __call__(self, function):
+        autocast = torch.is_autocast_enabled("cpu")
+        backend = ops.active_backend()
+        self.recorded += 1
+        own = [t.detach().clone().fill_(torch.nan) for t in function()]
+
+        def replay() -> None:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast), ops.use_backend(backend):
+                for memory, value in zip(own, function(), strict=True):
+                    memory.copy_(value)
+
+        return replay, own
+
+    def random_state(self) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_random_state(self, state: Tensor) -> None:
+        torch.set_rng_state(state)
+
+    def memory(self) -> int:
+        return 0
+
+
+class Layer(nn.Module):
+    """Dropout, a weight that has a gradient and one that has none."""
+
+    def __init__(self, slope: float = 0.5) -> None:
+        super().__init__()
+        self.slope = slope
+        self.linear = nn.Linear(6, 6).double()
+        self.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, mask: Tensor, extra: None = None) -> tuple[Tensor, Tensor]:
+        y = self.dropout(torch.tanh(self.linear(x))) * mask
+        return y + self.slope * x, x
+
+
+def layers(n: int = 3) -> list[Layer]:
+    torch.manual_seed(0)
+    return [Layer() for _ in range(n)]
+
+
+def weights(blocks: list[Layer]) -> list[nn.Parameter]:
+    return [parameter for block in blocks for parameter in block.parameters()]
+
+
+def inputs(rows: int = 4) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 6, generator=random, dtype=torch.float64)
+    return x.requires_grad_(), torch.rand(rows, 1, generator=random) < 0.7
+
+
+def results(blocks: list[Layer], x: Tensor, mask: Tensor, seed: int = 1) -> list[Tensor]:
+    """Output, gradient of the input, gradients of all weights."""
+    torch.manual_seed(seed)
+    y, total = x, 0.0
+    for block in blocks:
+        y, unchanged = run_block(block, y, mask, None, recompute=True)
+        total = total + unchanged.square().sum()
+    leaves = [x, *weights(blocks)]
+    grads = torch.autograd.grad(y.square().sum() + total, leaves, allow_unused=True)
+    return [
+        y.detach(),
+        *(torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves, strict=True)),
+    ]
+
+
+def assert_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor]) -> None:
+    for value, right in zip(found, expected, strict=True):
+        assert value is not None
+        assert torch.equal(value, right)
+
+
+def test_replays_give_what_the_blocks_give():
+    blocks, graphs = layers(), BlockGraphs(Rerun())
+    for seed in (1, 1, 2):
+        expected = results(blocks, *inputs(), seed)
+        with graphs.active():
+            assert_equal(results(blocks, *inputs(), seed), expected)
+    assert graphs.replays == 3 * len(blocks)
+    assert len(graphs) == 1  # for all three of them
+
+
+def test_dropout_differs_between_replays():
+    blocks, graphs = layers(1), BlockGraphs(Rerun())
+    seen = []
+    for _ in range(2):
+        with graphs.active(), torch.no_grad():
+            seen += [run_block(blocks[0], *inputs(), None, recompute=True)[0]]
+    assert graphs.replays == 2
+    assert not torch.equal(*seen)
+
+
+def test_a_replay_draws_what_a_call_draws():
+    blocks, graphs = layers(1), BlockGraphs(Rerun())
+    for _ in range(3):
+        results(blocks, *inputs())
+        expected = torch.rand(3)
+        with graphs.active():
+            results(blocks, *inputs())
+        assert torch.equal(torch.rand(3), expected)
+
+
+def test_backward_passes_may_wait_for_later_forward_passes():
+    blocks, graphs = layers(2), BlockGraphs(Rerun())
+    expected = [results(blocks[:1], *inputs(), seed)[1:] for seed in (1, 2)]
+    with graphs.active():
+        losses = []
+        for seed in (1, 2):
+            x, mask = inputs()
+            torch.manual_seed(seed)
+            y, unchanged = run_block(blocks[0], x, mask, None, recompute=True)
+            losses.append((y.square().sum() + unchanged.square().sum(), x))
+    for (loss, x), right in zip(reversed(losses), reversed(expected), strict=True):
+        found = torch.autograd.grad(loss, [x, *blocks[0].linear.parameters()])
+        assert_equal(list(found), [right[0], *right[2:]])  # without the unused weight
+
+
+def test_gradients_of_later_replays_leave_earlier_ones_alone():
+    blocks, graphs = layers(), BlockGraphs(Rerun())
+    with graphs.active():
+        torch.manual_seed(1)
+        y, mask = inputs()
+        for block in blocks:
+            y, _ = run_block(block, y, mask, None, recompute=True)
+        y.square().sum().backward()
+    assert graphs.replays == len(blocks)
+    found = [block.linear.weight.grad for block in blocks]
+    torch.manual_seed(1)
+    y, mask = inputs()
+    for block in blocks:
+        y, _ = run_block(block, y, mask, None, recompute=False)
+    assert_equal(
+        found, list(torch.autograd.grad(y.square().sum(), [block.linear.weight for block in blocks]))
+    )
+
+
+def test_weights_are_those_of_the_moment():
+    blocks, graphs = layers(), BlockGraphs(Rerun())
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in weights(blocks):
+                parameter.mul_(0.9)
+        expected = results(blocks, *inputs())
+        with graphs.active():
+            assert_equal(results(blocks, *inputs()), expected)
+    assert graphs.replays
+
+
+def test_frozen_weights_and_inputs_without_gradients():
+    blocks, graphs = layers(2), BlockGraphs(Rerun())
+    blocks[0].requires_grad_(False)
+    for _ in range(3):
+        with graphs.active():
+            x, mask = inputs()
+            torch.manual_seed(1)
+            y, _ = run_block(blocks[0], x.detach(), mask, None, recompute=True)
+            assert not y.requires_grad
+            z, _ = run_block(blocks[1], y, mask, None, recompute=True)
+            found = torch.autograd.grad(z.square().sum(), list(blocks[1].linear.parameters()))
+    torch.manual_seed(1)
+    z, _ = blocks[1](blocks[0](x.detach(), mask)[0], mask)
+    assert graphs.replays == 6
+    assert_equal(
+        list(found), list(torch.autograd.grad(z.square().sum(), list(blocks[1].linear.parameters())))
+    )
+
+
+def test_modules_stay_as_they_are():
+    blocks, graphs = layers(), BlockGraphs(Rerun())
+    before = [{name: value.clone() for name, value in block.state_dict().items()} for block in blocks]
+    for _ in range(2):
+        with graphs.active():
+            results(blocks, *inputs())
+    assert graphs.replays
+    for block, state in zip(blocks, before, strict=True):
+        assert list(block.state_dict()) == list(state)
+        assert_equal(list(block.state_dict().values()), list(state.values()))
+    assert all(parameter.requires_grad for parameter in weights(blocks))
+
+
+def plain_calls(graphs: BlockGraphs, block, *arguments, turns: int = 3, **options) -> None:
+    options = {"recompute": True, **options}
+    for _ in range(turns):
+        with graphs.active():
+            run_block(block, *arguments, **options)
+
+
+def test_what_keeps_its_activations_runs_plainly():
+    graphs = BlockGraphs(Rerun())
+    plain_calls(graphs, layers(1)[0], *inputs(), recompute=False)
+    assert graphs.replays == 0
+    with torch.no_grad():
+        plain_calls(graphs, layers(1)[0], *inputs(), recompute=False)
+    assert graphs.replays == 3
+
+
+def test_functions_run_plainly():
+    graphs = BlockGraphs(Rerun())
+    block = layers(1)[0]
+    plain_calls(graphs, lambda x, mask: block(x, mask), *inputs())
+    assert graphs.replays == 0
+
+
+def test_hooked_modules_run_plainly():
+    graphs, block = BlockGraphs(Rerun()), layers(1)[0]
+    block.linear.register_forward_hook(lambda *_: None)
+    plain_calls(graphs, block, *inputs())
+    assert graphs.replays == 0
+
+
+def test_beyond_so_many_shapes_blocks_run_plainly():
+    graphs, block = BlockGraphs(Rerun()), layers(1)[0]
+    for rows in range(1, 41):
+        plain_calls(graphs, block, *inputs(rows), turns=1)
+    assert len(graphs) == graphs.replays == 32
+    plain_calls(graphs, block, *inputs(2), turns=1)
+    assert graphs.replays == 33
+
+
+def test_blocks_that_compute_something_else_are_told_apart():
+    graphs = BlockGraphs(Rerun())
+    blocks = [Layer(0.5), Layer(0.25), Layer(0.5)]
+    for _ in range(2):
+        expected = results(blocks, *inputs())
+        with graphs.active():
+            assert_equal(results(blocks, *inputs()), expected)
+    assert len(graphs) == 2
+
+
+def test_evaluating_blocks_drop_nothing():
+    graphs, blocks = BlockGraphs(Rerun()), layers(2)
+    for _ in range(2):
+        with graphs.active():
+            results(blocks, *inputs())
+    for block in blocks:
+        block.eval()
+    expected = results(blocks, *inputs())
+    with graphs.active():
+        assert_equal(results(blocks, *inputs()), expected)
+
+
+def test_a_failed_recording_says_so_once_and_runs_plainly():
+    class Failing(Rerun):
+        def __call__(self, function):
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    blocks, graphs = layers(1), BlockGraphs(Failing())
+    expected = results(blocks, *inputs())
+    with graphs.active(), pytest.warns(RuntimeWarning, match="without CUDA graphs: operation not permitted"):
+        assert_equal(results(blocks, *inputs()), expected)
+    with graphs.active(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_equal(results(blocks, *inputs()), expected)
+    assert graphs.replays == 0
+    assert len(graphs.declined) == 1
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_network_is_the_same_with_replays(autocast):
+    model = mini_model(config=CHECKPOINTED, dtype=torch.float32 if autocast else torch.float64).train()
+    batch = random_batch(0)
+    if not autocast:
+        batch = as_dtype(batch)
+    graphs = BlockGraphs(Rerun())
+
+    def step(seed: int) -> list[Tensor]:
+        model.zero_grad(set_to_none=True)
+        torch.manual_seed(seed)
+        noise = torch.Generator().manual_seed(seed)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            outputs = model(batch, n_cycles=2, n_copies=2, generator=noise)
+        loss = outputs.denoised.square().mean() + outputs.trunk.distogram_logits.float().square().mean()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    for seed in (1, 2):
+        expected = step(seed)
+        with graphs.active():
+            found = step(seed)
+        scale = max(right.abs().max().item() for right in expected[1:])
+        for value, right in zip(found, expected, strict=True):
+            # Gradients that meet at a block's input are added in another order.
+            torch.testing.assert_close(value, right, rtol=0, atol=scale * (1e-2 if autocast else 1e-13))
+    # Two Pairformer blocks and one of templates, two of the MSA, twice; two of tokens, two of atoms.
+    assert graphs.replays > 10
+    assert not graphs.declined

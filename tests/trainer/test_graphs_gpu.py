@@ -1,0 +1,123 @@
+"""Blocks and training steps as CUDA graphs."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from megafold.trainer import ops
+from megafold.trainer.checkpoint import load_checkpoint
+from megafold.trainer.graphs import BlockGraphs, CudaRecorder
+from megafold.trainer.loop import Feed, Trainer
+from megafold.trainer.model.config import PairformerConfig
+from megafold.trainer.model.model import AlphaFold3
+from megafold.trainer.model.pairformer import PairformerStack
+from megafold.trainer.presets.model import TINY
+from tests.trainer.fakes import FakeFeed, quick_config
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+C_S, C_Z, LENGTH = 32, 16, 70
+
+
+def make_stack(n_block: int = 2) -> PairformerStack:
+    torch.manual_seed(0)
+    config = PairformerConfig(c_triangle=16, c_attention=16, n_head_pair=2, n_head_single=2, dropout=0.25)
+    stack = PairformerStack(C_S, C_Z, n_block, config, recompute=True).cuda().train()
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+    return stack
+
+
+def results(stack: PairformerStack, seed: int) -> list[Tensor]:
+    """Both outputs, the gradients of both inputs and of all weights."""
+    torch.manual_seed(seed)
+    s = torch.randn(1, LENGTH, C_S, device="cuda").requires_grad_()
+    z = torch.randn(1, LENGTH, LENGTH, C_Z, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    mask = torch.ones(1, LENGTH, dtype=torch.bool, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16), ops.use_backend("triton"):
+        out = stack(s, z, mask, mask[:, :, None] & mask[:, None])
+    loss = sum(t.float().square().mean() for t in out)
+    return [t.detach() for t in (*out, *torch.autograd.grad(loss, [s, z, *stack.parameters()]))]
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_replays_are_bit_equal_to_calls(deterministic):
+    stack, graphs = make_stack(), BlockGraphs(CudaRecorder(torch.device("cuda", 0)))
+    for seed in (1, 2, 2):
+        expected = results(stack, seed)
+        with graphs.active():
+            found = results(stack, seed)
+        for value, right in zip(found, expected, strict=True):
+            assert torch.equal(value, right)
+    assert not graphs.declined
+    assert (len(graphs), graphs.replays) == (1, 6)
+    assert graphs.bytes > 0
+
+
+def test_replays_differ_by_their_dropout():
+    stack, graphs = make_stack(1), BlockGraphs(CudaRecorder(torch.device("cuda", 0)))
+    with graphs.active():
+        first, again, other = (results(stack, seed)[1] for seed in (3, 3, 4))
+        inputs = [t.clone() for t in (first.new_zeros(1, LENGTH, C_S, dtype=torch.float32), first)]
+        mask = torch.ones(1, LENGTH, dtype=torch.bool, device="cuda")
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16), ops.use_backend("triton"):
+            drawn = [stack(*inputs, mask, mask[:, :, None] & mask[:, None])[1] for _ in range(2)]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(*drawn)
+
+
+def make_trainer(folder, **changes) -> Trainer:
+    settings = {"device": "cuda", "precision": "bf16", "deterministic": True, "backend": "triton"}
+    config = quick_config(**{**settings, "learning_rate": 1e-3, "rollout_steps": 0, **changes})
+    torch.manual_seed(0)
+    model = AlphaFold3(dataclasses.replace(TINY, activation_checkpointing=True))
+    model.backend = config.backend
+    feed = FakeFeed()
+    return Trainer(model, config, Feed(batches=feed, sampler=feed), folder)
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_a_graphed_run_follows_the_plain_one(tmp_path, backend):
+    losses = {}
+    for graphs in ("off", "auto"):
+        trainer = make_trainer(tmp_path / graphs, steps=5, cuda_graphs=graphs, backend=backend)
+        losses[graphs] = trainer.run().values["loss"]
+        if graphs == "off":
+            assert trainer.graphs is None
+        else:
+            assert trainer.graphs is not None
+            assert trainer.graphs.replays > 30
+            assert not trainer.graphs.declined
+    assert math.isfinite(losses["auto"])
+    # Sums of gradients are taken in another order.
+    assert losses["auto"] == pytest.approx(losses["off"], rel=2e-2)
+
+
+def test_a_resumed_graphed_run_is_bit_equal(tmp_path):
+    make_trainer(tmp_path / "whole", steps=6, cuda_graphs="auto").run()
+    first = make_trainer(tmp_path / "parts", steps=3, cuda_graphs="auto").run()
+    torch.manual_seed(99)
+    second = make_trainer(tmp_path / "parts", steps=6, cuda_graphs="auto")
+    assert first.checkpoint is not None
+    second.resume(first.checkpoint)
+    second.run()
+    states = [
+        load_checkpoint(tmp_path / name / "checkpoints/step-00000006.pt") for name in ("whole", "parts")
+    ]
+    for part in ("model", "average"):
+        for name, value in states[0][part].items():
+            assert torch.equal(value, states[1][part][name]), name
