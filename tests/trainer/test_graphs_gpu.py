@@ -81,7 +81,7 @@ def test_replays_differ_by_their_dropout():
 
 
 def make_trainer(folder, **changes) -> Trainer:
-    settings = {"device": "cuda", "precision": "bf16", "deterministic": True, "backend": "triton"}
+    settings = {"device": "cuda", "precision": "bf16", "deterministic": True}
     config = quick_config(**{**settings, "learning_rate": 1e-3, "rollout_steps": 0, **changes})
     torch.manual_seed(0)
     model = AlphaFold3(dataclasses.replace(TINY, activation_checkpointing=True))
