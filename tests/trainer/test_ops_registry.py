@@ -80,6 +80,7 @@ def test_operators_keep_their_reference_and_documentation():
         "gated_output",
         "layernorm",
         "layernorm_linear",
+        "single_attention",
         "swiglu",
         "transition",
         "triangle_attention",

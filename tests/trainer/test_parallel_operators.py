@@ -17,7 +17,7 @@ from megafold.trainer import ops
 from megafold.trainer.model.msa import MSABlock, MSAPairWeightedAveraging, MSAUpdate, OuterProductMean
 from megafold.trainer.model.pairformer import PairformerBlock, PairUpdate
 from megafold.trainer.model.template import TemplateEmbedder
-from megafold.trainer.model.transformer import AttentionPairBias
+from megafold.trainer.model.transformer import SingleAttention
 from megafold.trainer.model.triangle import TriangleAttention, TriangleMultiplication
 from megafold.trainer.model.trunk import DistogramHead
 from megafold.trainer.parallel import msa, pairformer, triangle, trunk
@@ -126,7 +126,9 @@ def _multiplication(outgoing: bool, scheme: Any) -> Operator:
     return Operator(
         lambda: TriangleMultiplication(C_Z, 6, outgoing=outgoing),
         lambda layer, whole: layer(whole.z, whole.pair_mask),
-        lambda layer, own: triangle.triangle_multiplication(layer, own.z, own.pair_mask, own.peers, scheme),
+        lambda layer, own: triangle.triangle_multiplication(
+            layer, own.z, own.pair_mask, own.peers, scheme=scheme
+        ),
     )
 
 
@@ -191,8 +193,8 @@ OPERATORS = {
         lambda layer, own: trunk.template_embedder(layer, own.batch, own.z, own.pair_mask, own.shards),
     ),
     "attention_pair_bias": Operator(
-        lambda: AttentionPairBias(C_S, C_Z, 4),
-        lambda layer, whole: layer(whole.s[:, None], None, whole.z, whole.mask)[:, 0],
+        lambda: SingleAttention(C_S, C_Z, 4),
+        lambda layer, whole: layer(whole.s, whole.z, whole.mask),
         lambda layer, own: pairformer.attention_pair_bias(layer, own.s[:, None], own.z, own.mask, own.shards)[
             :, 0
         ],

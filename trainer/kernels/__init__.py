@@ -6,6 +6,7 @@ from megafold.trainer.kernels.evoattention import operator as evoattention_opera
 from megafold.trainer.kernels.gated_output import operator as gated_output_operator
 from megafold.trainer.kernels.layernorm import operator as layernorm_operator
 from megafold.trainer.kernels.layernorm_linear import operator as layernorm_linear_operator
+from megafold.trainer.kernels.single_attention import operator as single_attention_operator
 from megafold.trainer.kernels.transition import operator as transition_operator
 from megafold.trainer.kernels.triangle_attention import operator as triangle_attention_operator
 from megafold.trainer.kernels.triangle_multiplication import operator as triangle_multiplication_operator
@@ -17,6 +18,7 @@ __all__ = [
     "gated_output_operator",
     "layernorm_linear_operator",
     "layernorm_operator",
+    "single_attention_operator",
     "transition_operator",
     "triangle_attention_operator",
     "triangle_multiplication_operator",

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from megafold.trainer.model.config import PairformerConfig
 from megafold.trainer.model.primitives import Dropout, Transition, run_block
-from megafold.trainer.model.transformer import AttentionPairBias
+from megafold.trainer.model.transformer import SingleAttention
 from megafold.trainer.model.triangle import TriangleAttention, TriangleMultiplication
 
 
@@ -41,13 +41,13 @@ class PairformerBlock(nn.Module):
     def __init__(self, c_s: int, c_z: int, config: PairformerConfig) -> None:
         super().__init__()
         self.pair = PairUpdate(c_z, config)
-        self.attention = AttentionPairBias(c_s, c_z, config.n_head_single)
+        self.attention = SingleAttention(c_s, c_z, config.n_head_single)
         self.transition = Transition(c_s, config.n_transition)
 
     def forward(self, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, Tensor]:
         """The next s and z."""
         z = self.pair(z, pair_mask)
-        s = s + self.attention(s.unsqueeze(1), None, z, mask).squeeze(1)
+        s = self.attention(s, z, mask, residual=True)
         return self.transition(s, residual=True), z
 
 

@@ -59,24 +59,56 @@ class ConditionedTransition(nn.Module):
         return gated
 
 
-class AttentionPairBias(nn.Module):
-    """Algorithm 24; without ``c_s`` it takes no conditioning, as in the Pairformer."""
+class SingleAttention(nn.Module):
+    """Algorithm 24 without conditioning, as in the Pairformer."""
 
-    def __init__(self, c_a: int, c_z: int, n_head: int, *, c_s: int | None = None) -> None:
+    def __init__(self, c_s: int, c_z: int, n_head: int) -> None:
         super().__init__()
         self.n_head = n_head
-        self.norm = LayerNorm(c_a) if c_s is None else AdaLN(c_a, c_s)
+        self.norm = LayerNorm(c_s)
+        self.linear_q = Linear(c_s, c_s, bias=True)
+        self.linear_kv = Linear(c_s, 2 * c_s)
+        self.bias = NormLinear(c_z, n_head)
+        self.linear_gate = Linear(c_s, c_s, init="gate")
+        self.linear_out = Linear(c_s, c_s, init="final")
+
+    def forward(self, s: Tensor, z: Tensor, mask: Tensor, *, residual: bool = False) -> Tensor:
+        """[B, N, C_s] → [B, N, C_s]; ``residual``: add ``s``."""
+        assert self.norm.bias is not None
+        assert self.bias.norm.bias is not None
+        weights = ops.SingleAttentionWeights(
+            norm_weight=self.norm.weight,
+            norm_bias=self.norm.bias,
+            q=self.linear_q.weight,
+            q_bias=self.linear_q.bias,
+            kv=self.linear_kv.weight,
+            gate=self.linear_gate.weight,
+            bias_norm_weight=self.bias.norm.weight,
+            bias_norm_bias=self.bias.norm.bias,
+            bias=self.bias.linear.weight,
+            output=self.linear_out.weight,
+        )
+        return ops.single_attention(s, z, mask, weights, residual=residual)
+
+
+class AttentionPairBias(nn.Module):
+    """Algorithm 24."""
+
+    def __init__(self, c_a: int, c_z: int, n_head: int, *, c_s: int) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.norm = AdaLN(c_a, c_s)
         self.linear_q = Linear(c_a, c_a, bias=True)
         self.linear_kv = Linear(c_a, 2 * c_a)
         # Of keys, values and gates, which have none; kept, for making it anew would be a launch each time.
         self.register_buffer("no_offset", torch.zeros(3 * c_a), persistent=False)
         self.bias = NormLinear(c_z, n_head)
         self.linear_gate = Linear(c_a, c_a, init="gate")
-        self.linear_out = Linear(c_a, c_a, init="final" if c_s is None else "default")
-        self.gate = None if c_s is None else ConditionedGate(c_a, c_s)
+        self.linear_out = Linear(c_a, c_a)
+        self.gate = ConditionedGate(c_a, c_s)
 
     def forward(
-        self, a: Tensor, s: Tensor | None, z: Tensor, mask: Tensor, windows: AtomWindows | None = None
+        self, a: Tensor, s: Tensor, z: Tensor, mask: Tensor, windows: AtomWindows | None = None
     ) -> Tensor:
         """[B, S, N, C_a] → [B, S, N, C_a], without the residual."""
         q, k, v, gate = self._projections(a, s).chunk(4, dim=-1)
@@ -85,19 +117,14 @@ class AttentionPairBias(nn.Module):
             o = self._dense(q, k, v, bias, mask)
         else:
             o = self._windowed(q, k, v, bias, mask, windows)
-        out = ops.gated_output(o, gate, self.linear_out.weight)
-        if self.gate is not None:
-            out = self.gate(out, s)
-        return out
+        gated: Tensor = self.gate(ops.gated_output(o, gate, self.linear_out.weight), s)
+        return gated
 
-    def _projections(self, a: Tensor, s: Tensor | None) -> Tensor:
+    def _projections(self, a: Tensor, s: Tensor) -> Tensor:
         """q, k, v and gate [B, S, N, 4·C_a]: one product instead of three."""
         weight = torch.cat([self.linear_q.weight, self.linear_kv.weight, self.linear_gate.weight])
         offset = torch.cat([self.linear_q.bias, self.get_buffer("no_offset")])
-        if s is not None:
-            return F.linear(self.norm(a, s), weight, offset)
-        assert isinstance(self.norm, LayerNorm)
-        return ops.layernorm_linear(a, self.norm.weight, self.norm.bias, weight, offset)
+        return F.linear(self.norm(a, s), weight, offset)
 
     def _heads(self, x: Tensor) -> Tensor:
         """[..., N, H·D] → [..., H, N, D]."""

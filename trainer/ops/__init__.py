@@ -10,6 +10,7 @@ from megafold.trainer.ops.attention import evoattention
 from megafold.trainer.ops.gated_output import dropout_add, gated_output
 from megafold.trainer.ops.normalization import adaln, layernorm, layernorm_linear
 from megafold.trainer.ops.registry import active_backend, backend_report, register, use_backend
+from megafold.trainer.ops.single import SingleAttentionWeights, single_attention
 from megafold.trainer.ops.transition import swiglu, transition
 from megafold.trainer.ops.triangle import (
     TriangleAttentionWeights,
@@ -19,6 +20,7 @@ from megafold.trainer.ops.triangle import (
 )
 
 __all__ = [
+    "SingleAttentionWeights",
     "TriangleAttentionWeights",
     "TriangleMultiplicationWeights",
     "active_backend",
@@ -30,6 +32,7 @@ __all__ = [
     "layernorm",
     "layernorm_linear",
     "register",
+    "single_attention",
     "swiglu",
     "transition",
     "triangle_attention",

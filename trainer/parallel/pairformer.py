@@ -12,7 +12,7 @@ from torch import Tensor
 from megafold.trainer import ops
 from megafold.trainer.model.pairformer import PairformerBlock, PairformerStack
 from megafold.trainer.model.primitives import run_block
-from megafold.trainer.model.transformer import AttentionPairBias
+from megafold.trainer.model.transformer import SingleAttention
 from megafold.trainer.parallel.collectives import enter_shards, gather_alike, use
 from megafold.trainer.parallel.shards import Shards
 from megafold.trainer.parallel.triangle import pair_update
@@ -21,9 +21,7 @@ KEYS_VALUES = use("attention_pair_bias.keys_values", "gradient of what keys, val
 RESULT = use("attention_pair_bias.result", "rows of the attention's result")
 
 
-def attention_pair_bias(
-    layer: AttentionPairBias, a: Tensor, z: Tensor, mask: Tensor, shards: Shards
-) -> Tensor:
+def attention_pair_bias(layer: SingleAttention, a: Tensor, z: Tensor, mask: Tensor, shards: Shards) -> Tensor:
     """[B, 1, N, C_a] → [B, 1, N, C_a], without the residual: this rank's queries, all keys, then all rows."""
     peers, n_head = shards.peers, layer.n_head
 

@@ -112,8 +112,10 @@ def gate_kernel(x, gate, out, M, C, x_m, g_m, BM: tl.constexpr, BC: tl.constexpr
 
 
 @triton.jit
-def gate_gradient_kernel(dout, x, gate, dx, dgate, M, C, x_m, g_m, BM: tl.constexpr, BC: tl.constexpr):
-    """dX and dGate of :func:`gate_kernel`, both contiguous as ``dout`` is."""
+def gate_gradient_kernel(
+    dout, x, gate, dx, dgate, M, C, x_m, g_m, dg_m, BM: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """dX, contiguous as ``dout`` is, and dGate of :func:`gate_kernel`."""
     blocks = tl.cdiv(C, BC)
     pid = tl.program_id(0)
     m = (pid // blocks) * BM + tl.arange(0, BM)
@@ -124,4 +126,4 @@ def gate_gradient_kernel(dout, x, gate, dx, dgate, M, C, x_m, g_m, BM: tl.conste
     d = g * tl.load(dout + row * C + c[None, :], mask=present, other=0.0).to(tl.float32)
     tl.store(dx + row * C + c[None, :], d.to(dx.dtype.element_ty), mask=present)
     d *= (1.0 - g) * tl.load(x + row * x_m + c[None, :], mask=present, other=0.0).to(tl.float32)
-    tl.store(dgate + row * C + c[None, :], d.to(dgate.dtype.element_ty), mask=present)
+    tl.store(dgate + row * dg_m + c[None, :], d.to(dgate.dtype.element_ty), mask=present)

@@ -173,8 +173,8 @@ def gate_rows(x: Tensor, gate: Tensor, out: Tensor) -> None:
 
 
 def gate_rows_gradients(grad: Tensor, x: Tensor, gate: Tensor, dx: Tensor, dgate: Tensor) -> None:
-    """Fills ``dx`` and ``dgate`` of :func:`gate_rows`; ``grad`` and they are contiguous."""
-    strides = (x.stride(0), gate.stride(0))
+    """Fills ``dx`` and ``dgate`` of :func:`gate_rows`; ``grad`` and ``dx`` are contiguous."""
+    strides = (x.stride(0), gate.stride(0), dgate.stride(0))
     _plan_gate(kernel.gate_gradient_kernel, *x.shape, strides)(grad, x, gate, dx, dgate)
 
 

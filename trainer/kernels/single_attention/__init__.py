@@ -1,0 +1,1 @@
+"""The Pairformer's attention of single representations, as one operator."""
