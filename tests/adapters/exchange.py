@@ -24,6 +24,7 @@ from megafold.pipeline.stream.adapters import (
     to_openfold3_batch,
     to_protenix,
 )
+from megafold.pipeline.stream.adapters.terminal import without_terminal_atoms
 from megafold.pipeline.stream.adapters.truth import bonded_chains
 
 #: Å: what float32 leaves, and what no wrong exchange comes near.
@@ -59,10 +60,10 @@ def distance(one, other, mask):
     return float(np.sqrt(np.square(one @ u @ v - other).sum(axis=1).mean()))
 
 
-def boltz(sample, symmetry, predicted):
+def boltz(features, symmetry, predicted):
     from boltz.data.feature.symmetry import minimum_lddt_symmetry_coords, minimum_symmetry_coords
 
-    batch = default_convert(to_boltz_batch([to_boltz(sample.features, symmetry=symmetry)]))
+    batch = default_convert(to_boltz_batch([to_boltz(features, symmetry=symmetry)]))
     padded = np.zeros((batch["ref_pos"].shape[1], 3), np.float32)
     padded[: len(predicted)] = predicted
     for routine in (minimum_symmetry_coords, minimum_lddt_symmetry_coords):
@@ -72,23 +73,23 @@ def boltz(sample, symmetry, predicted):
         yield routine.__name__, coords[0, : len(predicted)].numpy(), mask[0, : len(predicted)].numpy() > 0
 
 
-def protenix(sample, symmetry, predicted):
+def protenix(features, symmetry, predicted):
     from configs.configs_base import configs as base_configs
     from protenix.config.config import parse_configs
     from protenix.utils.permutation.permutation import SymmetricPermutation
 
     configs = parse_configs(base_configs, "", fill_required_with_null=True)
-    inputs, full_labels, labels = default_convert(to_protenix(sample.features, symmetry=symmetry))
+    inputs, full_labels, labels = default_convert(to_protenix(features, symmetry=symmetry))
     found, _ = SymmetricPermutation(configs, error_dir=None).permute_label_to_match_mini_rollout(
         torch.from_numpy(predicted)[None], inputs, labels, full_labels
     )
     yield "SymmetricPermutation", found["coordinate"].numpy(), found["coordinate_mask"].numpy() > 0
 
 
-def openfold3(sample, symmetry, predicted):
+def openfold3(features, symmetry, predicted):
     from openfold3.core.utils.permutation_alignment import multi_chain_permutation_alignment
 
-    batch = default_convert(to_openfold3_batch([to_openfold3(sample.features, symmetry=symmetry)]))
+    batch = default_convert(to_openfold3_batch([to_openfold3(features, symmetry=symmetry)]))
     found = multi_chain_permutation_alignment(batch, torch.from_numpy(predicted)[None])
     coords, mask = found["atom_positions"][0].numpy(), found["atom_resolved_mask"][0].numpy() > 0
     yield "multi_chain_permutation_alignment", coords, mask
@@ -97,11 +98,12 @@ def openfold3(sample, symmetry, predicted):
 def main():
     peer = sys.argv.pop(1)
     sample = draw(arguments())
-    symmetry = sample.symmetry
-    predicted, mask, n_chain = exchanged(sample.features, symmetry)
-    before = distance(predicted, sample.features["coords"], mask & sample.features["coords_mask"])
+    features, symmetry = without_terminal_atoms(sample.features, sample.symmetry)
+    assert symmetry
+    predicted, mask, n_chain = exchanged(features, symmetry)
+    before = distance(predicted, features["coords"], mask & features["coords_mask"])
     for name, coords, found in {"boltz": boltz, "openfold3": openfold3, "protenix": protenix}[peer](
-        sample, symmetry, predicted
+        features, symmetry, predicted
     ):
         after = distance(predicted, coords, mask & found)
         print(

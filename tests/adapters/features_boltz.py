@@ -20,6 +20,7 @@ from one_sample import arguments, draw, seed
 
 from megafold.pipeline.schema import GAP, RESTYPES
 from megafold.pipeline.stream.adapters import to_boltz
+from megafold.pipeline.stream.adapters.terminal import without_terminal_atoms
 
 SCHEMA = Path(__file__).parents[1] / "pipeline" / "adapter_schemas" / "boltz.json"
 #: Rotated at random; over the batch's rows, where ours are over the whole alignment.
@@ -110,14 +111,8 @@ def token_id(restype):
 
 
 def has_the_same_frame(features):
-    """Tokens whose frame is to be the same.
-
-    Others: atoms of ligands whose neighbours lie outside the crop, as the package takes others inside it;
-    residues at the 5' end, whose OP3 it does not expect.
-    """
-    has_op3 = (features["ref_atom_name_chars"] == [ord(letter) - 32 for letter in "OP3 "]).all(axis=1)
-    at_end = np.isin(np.arange(len(features["restype"])), features["atom_to_token"][has_op3])
-    return features["frame_mask"] & ~at_end & (features["is_ligand"] | (features["token_atom_count"] > 1))
+    """Not ligands' atoms whose neighbours lie outside the crop: the package takes others inside it."""
+    return features["frame_mask"] & (features["is_ligand"] | (features["token_atom_count"] > 1))
 
 
 def differences(ours, theirs, features):
@@ -155,7 +150,7 @@ def differences(ours, theirs, features):
 def main():
     args = arguments()
     sample = draw(args)
-    features, n_row = dict(sample.features), 1 + sample.meta["paired_rows"]
+    features, n_row = dict(without_terminal_atoms(sample.features, None)[0]), 1 + sample.meta["paired_rows"]
     for name in ("msa", "msa_mask", "has_deletion", "deletion_value"):
         features[name] = features[name][:n_row]
     data = types.Input(structure=structure_of(features), msa=paired_rows(features, n_row))

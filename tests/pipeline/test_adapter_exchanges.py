@@ -9,6 +9,7 @@ from megafold.pipeline.schema import MolType
 from megafold.pipeline.stream import CropConfig, SamplingConfig, Stream, StreamConfig
 from megafold.pipeline.stream.adapters import to_boltz, to_boltz_batch, to_openfold3, to_protenix
 from megafold.pipeline.stream.adapters.boltz import MAX_CHAIN_SYMMETRIES
+from megafold.pipeline.stream.adapters.terminal import without_terminal_atoms
 from megafold.pipeline.stream.adapters.truth import bonded_chains, whole_truth
 from megafold.pipeline.stream.symmetry import Symmetry
 from tests.pipeline import stream_cache as fake
@@ -95,8 +96,10 @@ def cross_bond(features):
     return bool(features["token_bonds"][np.ix_(asym == 3, asym == 7)].any())
 
 
-def check(features, chain, other, coords, mask):
-    there, known = expected(features, chain, other)
+def check(features, chain, other, coords, mask, without=""):
+    names = [name_of(chars) for chars in features["ref_atom_name_chars"][atoms_of(features, chain)]]
+    stays = np.array([name != without for name in names])
+    there, known = (array[stays] for array in expected(features, chain, other))
     np.testing.assert_array_equal(mask, known)
     np.testing.assert_allclose(coords[known], there[known], atol=1e-4)
 
@@ -149,6 +152,7 @@ def test_openfold3_finds_each_candidate(cases):
     # mol_sym_component_id, in the order of ref_space_uid_to_perm.
     for features, symmetry in cases:
         batch = to_openfold3(features, symmetry=symmetry)
+        left, _ = without_terminal_atoms(features, None)
         truth = batch["ground_truth"]
         token = np.repeat(np.arange(len(truth["token_index"])), truth["num_atoms_per_token"])
         assert (np.diff(truth["token_index"]) > 0).all()
@@ -168,15 +172,15 @@ def test_openfold3_finds_each_candidate(cases):
                 for name in ("restype", "mol_sym_token_index", "mol_sym_component_id", "is_ligand"):
                     np.testing.assert_array_equal(truth[name][shared], batch[name][own])
                 picked = []
-                for uid in np.unique(features["ref_space_uid"][atoms_of(features, chain)]):
-                    component = batch["mol_sym_component_id"][features["atom_to_token"]][
-                        features["ref_space_uid"] == uid
+                for uid in np.unique(left["ref_space_uid"][atoms_of(left, chain)]):
+                    component = batch["mol_sym_component_id"][left["atom_to_token"]][
+                        left["ref_space_uid"] == uid
                     ][0]
                     residue = np.flatnonzero((here & (truth["mol_sym_component_id"] == component))[token])
                     picked.append(residue[batch["ref_space_uid_to_perm"][uid][0]])
                 rows = np.concatenate(picked)
                 mask = truth["atom_resolved_mask"][rows] == 1
-                check(features, chain, other, truth["atom_positions"][rows], mask)
+                check(features, chain, other, truth["atom_positions"][rows], mask, "OXT")
 
 
 def test_openfold3_falls_back_to_the_crops_own_tokens(cases):
@@ -187,13 +191,15 @@ def test_openfold3_falls_back_to_the_crops_own_tokens(cases):
         own = np.isin(truth["token_index"], batch["token_index"])
         np.testing.assert_array_equal(truth["token_index"][own], features["token_index"])
         here = np.repeat(own, truth["num_atoms_per_token"])
-        np.testing.assert_array_equal(truth["atom_positions"][here], features["coords"])
+        left, _ = without_terminal_atoms(features, None)
+        np.testing.assert_array_equal(truth["atom_positions"][here], left["coords"])
 
 
 def test_boltz_finds_each_candidate(cases):
     # Coordinates of start2:end2 take the places of those of start1:end1; then the crop is taken.
     for features, symmetry in cases:
         boltz = to_boltz(features, symmetry=symmetry)
+        left, _ = without_terminal_atoms(features, None)
         crop = boltz["crop_to_all_atom_map"].astype(int)
         ways = boltz["chain_symmetries"]
         seen = set()
@@ -203,15 +209,15 @@ def test_boltz_finds_each_candidate(cases):
                 coords[start:end] = boltz["all_coords"][other_start:other_end]
                 mask[start:end] = boltz["all_resolved_mask"][other_start:other_end]
             if number == 0:
-                np.testing.assert_array_equal(coords[crop], features["coords"])
+                np.testing.assert_array_equal(coords[crop], left["coords"])
             present = sorted({int(c) for c in features["asym_id"]} | set().union(*allowed(features).values()))
             taken = {present[a]: present[b] for *_, a, b in way}
             assert set(taken) == set(features["asym_id"].tolist())
             assert len(set(taken.values())) == len(taken)
             seen.add(tuple(sorted(taken.items())))
             for chain, other in taken.items():
-                atoms = atoms_of(features, chain)
-                check(features, chain, other, coords[crop][atoms], mask[crop][atoms] == 1)
+                atoms = atoms_of(left, chain)
+                check(features, chain, other, coords[crop][atoms], mask[crop][atoms] == 1, "OXT")
         options = allowed(features)
         every = itertools.product(*(sorted(options[chain]) for chain in sorted(options)))
         possible = {
@@ -234,6 +240,52 @@ def test_boltz_tries_some_of_many_ways(tmp_path):
         assert len({b for *_, b in way}) == len(way)
     assert len({tuple(b for *_, b in way) for way in ways}) > MAX_CHAIN_SYMMETRIES // 2
     assert ways == to_boltz(features, symmetry=symmetry)["chain_symmetries"]
+
+
+def test_ends_of_chains_lose_their_terminal_atoms(cases):
+    n_lost = 0
+    for features, symmetry in cases:
+        left, rest = without_terminal_atoms(features, symmetry)
+        assert rest
+        names = [name_of(chars) for chars in features["ref_atom_name_chars"]]
+        stays = np.array([name != "OXT" for name in names])
+        n_lost += (~stays).sum()
+        for name in ("coords", "ref_pos", "atom_to_token", "ref_space_uid"):
+            np.testing.assert_array_equal(left[name], features[name][stays])
+        for token, count in enumerate(left["token_atom_count"]):
+            start = left["token_atom_start"][token]
+            assert (left["atom_to_token"][start : start + count] == token).all()
+        for name in ("center_atom", "rep_atom"):
+            np.testing.assert_array_equal(left["coords"][left[name]], features["coords"][features[name]])
+        framed = left["frame_mask"]
+        np.testing.assert_array_equal(framed, features["frame_mask"])
+        np.testing.assert_array_equal(
+            left["coords"][left["frame_atoms"][framed]], features["coords"][features["frame_atoms"][framed]]
+        )
+        for chain, whole in zip(rest.chains, symmetry.chains, strict=True):
+            own = stays[whole.atoms]
+            np.testing.assert_array_equal(left["coords"][chain.atoms], features["coords"][whole.atoms][own])
+            np.testing.assert_array_equal(chain.coords, whole.coords[:, own])
+            np.testing.assert_array_equal(chain.places, whole.places[own])
+    assert n_lost > 10
+
+
+def test_orders_of_what_stays_are_kept():
+    features = hand_made_sample()
+    # The alanine's last atoms are O, OXT and the glycine's are as before; its N and CA may be exchanged.
+    features["ref_atom_name_chars"][8] = [ord(letter) - 32 for letter in "OXT "]
+    orders = np.array([[4, 5, 6, 7, 8], [5, 4, 6, 7, 8], [4, 5, 6, 8, 7], [5, 4, 6, 8, 7]])
+    other = np.array([[0, 1, 2, 3], [0, 1, 3, 2]])
+    left, rest = without_terminal_atoms(features, Symmetry(automorphisms=(other, orders), chains=()))
+    assert rest
+    assert len(left["coords"]) == 9
+    assert [found.tolist() for found in rest.automorphisms] == [
+        [[0, 1, 2, 3], [0, 1, 3, 2]],
+        [[4, 5, 6, 7], [5, 4, 6, 7]],
+    ]
+    nothing = Symmetry(automorphisms=(), chains=())
+    only = Symmetry(automorphisms=(orders[[0, 2]],), chains=())
+    assert without_terminal_atoms(features, only)[1] == nothing
 
 
 def flipped():

@@ -23,6 +23,7 @@ from megafold.pipeline.stream.adapters.arrays import (
     padded_stack,
     scattered,
 )
+from megafold.pipeline.stream.adapters.terminal import without_terminal_atoms
 from megafold.pipeline.stream.adapters.truth import Truth, whole_truth
 from megafold.pipeline.stream.symmetry import Symmetry
 
@@ -65,6 +66,7 @@ def to_boltz(
         symmetry: what may be exchanged to fit a prediction: ``Sample.symmetry``; None: nothing.
         atoms_per_query: the model's ``atoms_per_window_queries``.
     """
+    features, symmetry = without_terminal_atoms(features, symmetry)
     return {
         **_token_arrays(features),
         **_atom_arrays(features, atoms_per_query),

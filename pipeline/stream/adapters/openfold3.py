@@ -17,6 +17,7 @@ from megafold.pipeline.stream.adapters.arrays import (
     padded_stack,
     template_pairs,
 )
+from megafold.pipeline.stream.adapters.terminal import without_terminal_atoms
 from megafold.pipeline.stream.adapters.truth import Truth, whole_truth
 from megafold.pipeline.stream.symmetry import Symmetry
 
@@ -63,6 +64,7 @@ def to_openfold3(
 
     The labels are under ``ground_truth``, the weights under ``loss_weights``.
     """
+    features, symmetry = without_terminal_atoms(features, symmetry)
     truth = whole_truth(features, symmetry, crop_method=crop_method)
     start = np.flatnonzero(np.diff(truth.token, prepend=-1))
     source = features["atom_to_token"][truth.source[start]]
