@@ -30,9 +30,14 @@ class TriangleMultiplication(nn.Module):
 
         ``keep``: dropout's factors, broadcast against ``z``; ``residual``: add ``z``.
         """
+        return ops.triangle_multiplication(z, mask, self.weights, self.outgoing, keep=keep, residual=residual)
+
+    @property
+    def weights(self) -> ops.TriangleMultiplicationWeights:
+        """The parameters."""
         assert self.norm_in.bias is not None
         assert self.norm_out.bias is not None
-        weights = ops.TriangleMultiplicationWeights(
+        return ops.TriangleMultiplicationWeights(
             norm_in_weight=self.norm_in.weight,
             norm_in_bias=self.norm_in.bias,
             projection=self.linear_ab.weight,
@@ -42,7 +47,6 @@ class TriangleMultiplication(nn.Module):
             output=self.linear_out.weight,
             output_gate=self.linear_gate.weight,
         )
-        return ops.triangle_multiplication(z, mask, weights, self.outgoing, keep=keep, residual=residual)
 
 
 class TriangleAttention(nn.Module):
@@ -65,8 +69,15 @@ class TriangleAttention(nn.Module):
 
         ``keep``: dropout's factors, broadcast against ``z``; ``residual``: add ``z``.
         """
+        return ops.triangle_attention(
+            z, mask, self.weights, starting=self.starting, keep=keep, residual=residual
+        )
+
+    @property
+    def weights(self) -> ops.TriangleAttentionWeights:
+        """The parameters."""
         assert self.norm.bias is not None
-        weights = ops.TriangleAttentionWeights(
+        return ops.TriangleAttentionWeights(
             norm_weight=self.norm.weight,
             norm_bias=self.norm.bias,
             qkv=self.linear_qkv.weight,
@@ -74,4 +85,3 @@ class TriangleAttention(nn.Module):
             bias=self.linear_bias.weight,
             output=self.linear_out.weight,
         )
-        return ops.triangle_attention(z, mask, weights, starting=self.starting, keep=keep, residual=residual)

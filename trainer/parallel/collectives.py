@@ -178,7 +178,7 @@ def transpose(x: Tensor, peers: Peers, name: str) -> Tensor:
 # all_gather and reduce_scatter
 
 
-class _Transfer:
+class Transfer:
     """An ``all_gather`` under way, or in the backward pass the ``reduce_scatter`` of its gradient."""
 
     def __init__(self, peers: Peers, name: str) -> None:
@@ -222,7 +222,7 @@ class _StartGather(torch.autograd.Function):
     """Returns a number without meaning, which ties the two halves together in autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, transfer: _Transfer) -> Tensor:
+    def forward(ctx: Any, x: Tensor, transfer: Transfer) -> Tensor:
         ctx.transfer, ctx.dtype = transfer, x.dtype
         transfer.begin_gather(x)
         return x.new_zeros(())
@@ -234,7 +234,7 @@ class _StartGather(torch.autograd.Function):
 
 class _FinishGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, token: Tensor, transfer: _Transfer) -> Tensor:
+    def forward(ctx: Any, token: Tensor, transfer: Transfer) -> Tensor:
         ctx.transfer = transfer
         return transfer.end()
 
@@ -255,7 +255,7 @@ class Gathering:
     def __init__(self, x: Tensor, peers: Peers, name: str) -> None:
         # Autograd's nodes know the transfer but not this object, which knows a node: that would be a
         # circle that nothing ever frees.
-        self._transfer = _Transfer(peers, name)
+        self._transfer = Transfer(peers, name)
         self._token: Tensor = x if peers.size == 1 else _StartGather.apply(x, self._transfer)
 
     def wait(self) -> Tensor:
@@ -288,7 +288,7 @@ def join(pieces: Tensor, axis: int) -> Tensor:
 
 def _gathered(x: Tensor, peers: Peers, name: str) -> Tensor:
     """[...] → [P, ...], for a function that has a backward of its own."""
-    transfer = _Transfer(peers, name)
+    transfer = Transfer(peers, name)
     transfer.begin_gather(x)
     return transfer.end()
 

@@ -15,6 +15,7 @@ from megafold.trainer.model.pairformer import PairUpdate
 from megafold.trainer.model.triangle import TriangleAttention, TriangleMultiplication
 from megafold.trainer.ops.precision import wide
 from megafold.trainer.parallel.collectives import (
+    Transfer,
     all_to_all,
     gather_operand,
     join,
@@ -42,20 +43,44 @@ def triangle_multiplication(
     mask: Tensor,
     peers: Peers,
     scheme: TriangleScheme | None = None,
+    *,
+    keep: Tensor | None = None,
+    residual: bool = False,
 ) -> Tensor:
-    """[B, R, N, C_z] → [B, R, N, C_z]; ``scheme`` None: the one that moves less."""
+    """[B, R, N, C_z] → [B, R, N, C_z].
+
+    ``scheme`` None: the one that moves less; ``keep``: dropout's factors, broadcast against ``z``;
+    ``residual``: add ``z``.
+    """
     c = layer.linear_out.in_features
+    if scheme is None:
+        scheme = choose_triangle_scheme(z.shape[2], c, peers.size)
+    of_channels = _by_channels if scheme == "channels" else _by_operand
+    if residual and _has_kernels(peers):
+        from megafold.trainer.kernels.triangle_multiplication.halves import multiply_rows, unsupported_rows
+
+        if unsupported_rows(z, mask, layer.weights) is None:
+
+            def product(ab: Tensor) -> Tensor:
+                """[2, C, R, N] → [C, R, N]."""
+                return of_channels(ab.unsqueeze(0), layer.outgoing, peers)[0]
+
+            return multiply_rows(z, mask, layer.weights, product, keep)
     layers = (layer.linear_ab, layer.linear_ab_gate, layer.linear_gate)
     weight = torch.cat([each.weight for each in layers])
     projected = ops.layernorm_linear(z, layer.norm_in.weight, layer.norm_in.bias, weight)
     ab, ab_gate, gate = projected.split([each.out_features for each in layers], dim=-1)
     ab = torch.sigmoid(ab_gate) * ab * mask.unsqueeze(-1)
-    if scheme is None:
-        scheme = choose_triangle_scheme(z.shape[2], c, peers.size)
-    product = _by_channels if scheme == "channels" else _by_operand
-    x = product(ab, layer.outgoing, peers)
+    a_and_b = ab.unflatten(-1, (2, c)).permute(0, 3, 4, 1, 2)  # [B, 2, C, R, N]
+    x = of_channels(a_and_b, layer.outgoing, peers).movedim(1, -1)
     out = ops.layernorm_linear(x, layer.norm_out.weight, layer.norm_out.bias, layer.linear_out.weight)
-    return torch.sigmoid(gate) * out
+    update = dropped(torch.sigmoid(gate) * out, keep)
+    return z + update if residual else update
+
+
+def _has_kernels(peers: Peers) -> bool:
+    """Whether back end ``triton`` runs, whose kernels take rows and leave what other ranks hold to us."""
+    return ops.active_backend() == "triton" and peers.size > 1
 
 
 def _product(a: Tensor, b: Tensor, outgoing: bool) -> Tensor:
@@ -64,30 +89,27 @@ def _product(a: Tensor, b: Tensor, outgoing: bool) -> Tensor:
 
 
 def _by_channels(ab: Tensor, outgoing: bool, peers: Peers) -> Tensor:
-    """Every rank multiplies whole matrices, of some of the channels. [B, R, N, 2·C] → [B, R, N, C]."""
-    p, c = peers.size, ab.shape[-1] // 2
-    ab = F.pad(ab.unflatten(-1, (2, c)), (0, -c % p))
-    pieces = ab.unflatten(-1, (p, -1)).permute(4, 0, 3, 5, 1, 2)  # [P, B, 2, C/P, R, N]
+    """Every rank multiplies whole matrices, of some of the channels. [B, 2, C, R, N] → [B, C, R, N]."""
+    p, c = peers.size, ab.shape[2]
+    ab = F.pad(ab, (0, 0, 0, 0, 0, -c % p))
+    pieces = ab.unflatten(2, (p, -1)).movedim(2, 0)  # [P, B, 2, C/P, R, N]
     whole = join(all_to_all(pieces, peers, TO_CHANNELS), 3)  # [B, 2, C/P, N, N]
     x = _product(whole[:, 0], whole[:, 1], outgoing)
     pieces = x.unflatten(2, (p, -1)).movedim(2, 0)  # [P, B, C/P, R, N]
-    x = join(all_to_all(pieces, peers, FROM_CHANNELS), 1)  # [B, C, R, N]
-    return x[:, :c].movedim(1, -1)
+    return join(all_to_all(pieces, peers, FROM_CHANNELS), 1)[:, :c]
 
 
 def _by_operand(ab: Tensor, outgoing: bool, peers: Peers) -> Tensor:
-    """Every rank multiplies its rows, of all channels. [B, R, N, 2·C] → [B, R, N, C].
+    """Every rank multiplies its rows, of all channels. [B, 2, C, R, N] → [B, C, R, N].
 
     Outgoing: the product's own rows need all of b. Incoming: the sum over k is what the ranks share, and
     the parts of the product are summed; this is the transposed case, and sends as much.
     """
-    a, b = ab.movedim(-1, 1).chunk(2, dim=1)  # [B, C, R, N]
+    a, b = ab.unbind(1)
     if outgoing:
-        x = _product(a, join(gather_operand(b, peers, OPERAND), 2), outgoing)
-    else:
-        parts = _product(a, b, outgoing).unflatten(2, (peers.size, -1))  # [B, C, P, R, N]
-        x = sum_scatter(parts.movedim(2, 0), peers, PRODUCT)
-    return x.movedim(1, -1)
+        return _product(a, join(gather_operand(b, peers, OPERAND), 2), outgoing)
+    parts = _product(a, b, outgoing).unflatten(2, (peers.size, -1))  # [B, C, P, R, N]
+    return sum_scatter(parts.movedim(2, 0), peers, PRODUCT)
 
 
 def triangle_attention(
@@ -105,6 +127,11 @@ def triangle_attention(
     queries, keys, values and gates are computed. ``keep``: dropout's factors, broadcast against ``z``;
     ``residual``: add ``z``.
     """
+    if residual and _has_kernels(peers):
+        from megafold.trainer.kernels.triangle_attention.halves import attend_rows, unsupported_rows
+
+        if unsupported_rows(z, mask, layer.weights) is None:
+            return attend_rows(z, mask, layer.weights, Transfer(peers, BIAS), keep)
     norm = layer.norm
     bias = ops.layernorm_linear(z, norm.weight, norm.bias, layer.linear_bias.weight)
     gathering = start_gather(bias.permute(0, 3, 1, 2), peers, BIAS)  # [B, H, R, N]
@@ -132,11 +159,11 @@ def pair_update(block: PairUpdate, z: Tensor, pair_mask: Tensor, shards: Shards)
     """
     peers = shards.peers
     for multiplication in (block.multiplication_outgoing, block.multiplication_incoming):
-        update = triangle_multiplication(multiplication, z, pair_mask, peers)
-        z = z + dropped(update, shared_dropout(block.dropout_row, z, shards))
+        keep = shared_dropout(block.dropout_row, z, shards)
+        z = triangle_multiplication(multiplication, z, pair_mask, peers, keep=keep, residual=True)
     keep = shared_dropout(block.dropout_row, z, shards)
     z = triangle_attention(block.attention_starting, z, pair_mask, peers, keep, residual=True)
     z = transpose(z, peers, TO_COLUMNS)
     keep = shared_dropout(block.dropout_column, z, shards)
     z = triangle_attention(block.attention_ending, z, pair_mask, peers, keep, residual=True)
-    return transpose(z + block.transition(z), peers, TO_ROWS)
+    return transpose(block.transition(z, residual=True), peers, TO_ROWS)

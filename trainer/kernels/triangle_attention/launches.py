@@ -57,6 +57,13 @@ class Sizes(NamedTuple):
         before = (4 * self.hd + self.hp) * self.c
         return packed[:before].view(-1, self.c), packed[before:].view(self.c, self.hd)
 
+    def split_gradients(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What :func:`sum_parts` made, by weight: norm's weight and bias, qkv, gate, bias, output."""
+        small, dw, dw_out = flat.split(self.gradients)
+        small, dw = small.view(-1, self.c), dw.view(-1, self.c)
+        qkv, gate = dw.split((3 * self.hd, self.hd))
+        return small[-2], small[-1], qkv, gate, small[: self.h], dw_out.view(self.c, self.hd)
+
 
 class Norm(NamedTuple):
     """Parameters of the layer norm [C]."""

@@ -93,7 +93,7 @@ def _backward(
     return dz, *made
 
 
-def _weight_gradients(
+def split_weight_gradients(
     weights: Sequence[Tensor], needs: Sequence[bool], gradients: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """``gradients`` (:class:`WeightGradients`) taken apart, in each weight's dtype, where it is needed."""
@@ -146,7 +146,7 @@ class _TriangleMultiplication(torch.autograd.Function):
         wanted = (needs_z, any(needs))
         outgoing, residual, dtype = ctx.settings
         dz, *rest = _backward(grad, weights, keep, saved, outgoing, residual, dtype, wanted)
-        return dz if needs_z else None, None, None, None, None, *_weight_gradients(weights, needs, rest)
+        return dz if needs_z else None, None, None, None, None, *split_weight_gradients(weights, needs, rest)
 
 
 _operator = torch.library.custom_op("megafold::triangle_multiplication", _forward, mutates_args=())
@@ -219,7 +219,7 @@ def _operator_gradients(ctx: Any, grad: Tensor | None, *_others: None) -> tuple[
         return None, None, [None] * len(weights), *nothing
     wanted = [needs_z, any(needs)]
     dz, *rest = _operator_backward(grad, weights, keep, saved, *ctx.settings, wanted)
-    return dz if needs_z else None, None, _weight_gradients(weights, needs, rest), *nothing
+    return dz if needs_z else None, None, split_weight_gradients(weights, needs, rest), *nothing
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:
