@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from megafold.cli.locations import CacheLocation
+from megafold.cli.stream_options import stream_options, stream_settings
 
 _METHODS = ("contiguous", "spatial", "interface")
 _ANY_DAYS = 100_000
@@ -23,16 +24,13 @@ def command() -> None:
 @click.argument("entry")
 @click.option("--index", type=click.IntRange(0), default=0, show_default=True, help="Which of its samples.")
 @click.option("--epoch", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
     "--crop",
     "method",
     type=click.Choice(_METHODS),
     help="Crop in this way alone; default: each with AlphaFold 3's probability.",
 )
-@click.option("--tokens", type=click.IntRange(1), default=384, show_default=True, help="Tokens of a crop.")
-@click.option("--msa-rows", type=click.IntRange(1), default=1024, show_default=True)
-@click.option("--templates", type=click.IntRange(0), default=4, show_default=True)
+@stream_options
 @click.option("--any-date", is_flag=True, help="Let templates in that are newer than the entry allows.")
 @click.option(
     "-o",
@@ -76,14 +74,8 @@ def _stream(cache: Path | str, entry: str, values: dict[str, Any]) -> Any:
         click.UsageError: the cache has no such entry; the message has the nearest names.
     """
     from megafold.cache_store import open_store
-    from megafold.pipeline.stream import (
-        CropConfig,
-        MsaConfig,
-        SamplingConfig,
-        Stream,
-        StreamConfig,
-        TemplateConfig,
-    )
+    from megafold.pipeline.stream import Stream, StreamConfig
+    from megafold.pipeline.stream.mixture import merged_settings
     from megafold.pipeline.stream.sample import current_manifest
 
     store = open_store(cache)
@@ -99,15 +91,8 @@ def _stream(cache: Path | str, entry: str, values: dict[str, Any]) -> Any:
         )
     method = values["method"]
     chances: dict[str, Any] = {} if method is None else {name: float(name == method) for name in _METHODS}
-    config = StreamConfig(
-        seed=values["seed"],
-        crop=CropConfig(tokens=values["tokens"], atoms=12 * values["tokens"] + 24, **chances),
-        msa=MsaConfig(rows=values["msa_rows"]),
-        template=TemplateConfig(
-            count=values["templates"],
-            candidates=max(20, values["templates"]),
-            days_before_release=-_ANY_DAYS if values["any_date"] else 60,
-        ),
-        sampling=SamplingConfig(entries=(found,)),
+    dates: dict[str, Any] = {"days_before_release": -_ANY_DAYS} if values["any_date"] else {}
+    settings = merged_settings(
+        stream_settings(values), {"crop": chances, "template": dates, "sampling": {"entries": [found]}}
     )
-    return Stream(store, config, digest)
+    return Stream(store, StreamConfig.from_mapping(settings), digest)

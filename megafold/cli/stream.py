@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from megafold.cli.locations import CacheLocation
+from megafold.cli.stream_options import stream_options, stream_settings
 from megafold.pipeline.errors import InputError
 
 #: Batches that a loader asks of each worker ahead.
@@ -42,10 +43,7 @@ def _worker_numbers(_: click.Context, __: click.Parameter, text: str) -> list[in
     "--samples", type=click.IntRange(1), default=200, show_default=True, help="Samples of each try."
 )
 @click.option("--entry", "entries", multiple=True, help="Samples of this entry alone; repeatable.")
-@click.option("--tokens", type=click.IntRange(1), default=384, show_default=True, help="Tokens of a crop.")
-@click.option("--msa-rows", type=click.IntRange(1), default=1024, show_default=True)
-@click.option("--templates", type=click.IntRange(0), default=4, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@stream_options
 @click.option("--cold", is_flag=True, help="Forget open objects and tables of entries before each sample.")
 @click.option(
     "--start",
@@ -76,25 +74,11 @@ def bench(cache: Path | str, workers: list[int], as_json: bool, **values: Any) -
 
 
 def _stream(cache: Path | str, values: dict[str, Any]) -> Any:
-    from megafold.pipeline.stream import (
-        CropConfig,
-        MsaConfig,
-        SamplingConfig,
-        Stream,
-        StreamConfig,
-        TemplateConfig,
-    )
+    from megafold.pipeline.stream import Stream, StreamConfig
 
-    config = StreamConfig(
-        seed=values["seed"],
-        crop=CropConfig(tokens=values["tokens"], atoms=12 * values["tokens"] + 24),
-        msa=MsaConfig(rows=values["msa_rows"]),
-        template=TemplateConfig(count=values["templates"], candidates=max(20, values["templates"])),
-        sampling=SamplingConfig(
-            entries=tuple(entry.lower() for entry in values["entries"]), epoch_size=values["samples"]
-        ),
-    )
-    return Stream(cache, config)
+    entries = [entry.lower() for entry in values["entries"]]
+    sampling = {"entries": entries, "epoch_size": values["samples"]}
+    return Stream(cache, StreamConfig.from_mapping({**stream_settings(values), "sampling": sampling}))
 
 
 @dataclass

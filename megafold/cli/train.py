@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from megafold.cli.locations import CacheLocation
+from megafold.cli.stream_options import stream_options, stream_settings
 from megafold.pipeline.errors import InputError
 
 
@@ -25,9 +26,7 @@ from megafold.pipeline.errors import InputError
     "--sp", type=click.IntRange(1), help="Ranks that share one sample, for longer crops; under torchrun."
 )
 @click.option("--entry", "entries", multiple=True, help="Train on this entry alone; repeatable.")
-@click.option("--tokens", type=click.IntRange(1), default=384, show_default=True, help="Tokens of a crop.")
-@click.option("--msa-rows", type=click.IntRange(1), default=1024, show_default=True)
-@click.option("--templates", type=click.IntRange(0), default=4, show_default=True)
+@stream_options
 @click.option(
     "--no-augment",
     is_flag=True,
@@ -50,7 +49,6 @@ from megafold.pipeline.errors import InputError
 @click.option("--backend", type=click.Choice(["eager", "compile", "triton"]))
 @click.option("--device", help="auto, cpu, cuda, cuda:1, …")
 @click.option("--precision", type=click.Choice(["bf16", "fp32"]))
-@click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--sample-structures", type=click.IntRange(0), help="Structures to predict at the end.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other training setting; repeatable."
@@ -145,11 +143,8 @@ def _data(cache: Path | str, values: dict[str, Any], config: Any) -> Any:
     from megafold.trainer.batches import TrainingData
 
     entries = [entry.lower() for entry in values["entries"]]
-    settings: dict[str, Any] = {
-        "seed": values["seed"],
-        "crop": {"tokens": values["tokens"], "atoms": 12 * values["tokens"] + 24},
-        "msa": {"rows": values["msa_rows"], "recycles": config.n_cycles if config.redraw_msa else 1},
-        "template": {"count": values["templates"]},
+    own: dict[str, Any] = {
+        "msa": {"recycles": config.n_cycles if config.redraw_msa else 1},
         "augment": not values["no_augment"],
         "symmetry": config.rollout_steps > 0 or config.sample_count > 0,
         "sampling": {
@@ -159,6 +154,7 @@ def _data(cache: Path | str, values: dict[str, Any], config: Any) -> Any:
             "epoch_size": values["epoch_size"],
         },
     }
+    settings = merged_settings(stream_settings(values), own)
     stream = open_stream(cache, merged_settings(settings, _stream_settings(values["stream_file"])))
     dataset = StreamDataset(stream)
     identity = json.loads(json.dumps(stream.identity()))
