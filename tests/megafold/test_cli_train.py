@@ -10,7 +10,7 @@ from tests.pipeline.stream_cache import Chain
 
 pytest.importorskip("torch")
 
-from megafold.trainer.config import TrainConfig  # noqa: E402
+from megafold.trainer.config import TrainConfig
 
 
 @pytest.fixture(scope="module")
