@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,3 +77,24 @@ def test_both_loops_train_alike(losses):
 
 def test_a_run_goes_on_from_a_worker_process(losses):
     assert losses("train_plain", "--steps", 4, "--workers", 1) == losses("train_plain", "--steps", 4)
+
+
+@pytest.mark.slow
+def test_two_devices_share_the_samples(cache, losses, tmp_path):
+    pytest.importorskip("lightning_fabric")
+    checkpoint, start = tmp_path / "two.pt", tmp_path / "start.pt"
+    command = [sys.executable, EXAMPLES / "train_fabric.py", cache, "--devices", 2, "--accelerator", "cpu"]
+    command += ["--steps", 2, "--checkpoint", checkpoint]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, _ = (float(value) for value in re.findall(r"^step \d+ loss (\S+)$", done.stdout, re.MULTILINE))
+    # Each of the first two samples by itself, with the weights that training starts from.
+    assert losses("train_plain", "--steps", 0, "--checkpoint", start) == []
+    saved = torch.load(start)
+    alone = []
+    for position in (0, 1):
+        torch.save(saved | {"sampler": {"seed": 0, "epoch": 0, "position": position}}, start)
+        alone += losses("train_plain", "--steps", 1, "--checkpoint", start)
+    assert first == pytest.approx(np.mean(alone), abs=2e-4)
+    assert len(set(alone)) == 2
+    assert torch.load(checkpoint)["sampler"] == {"seed": 0, "epoch": 1, "position": 1}  # 4 of 3 an epoch
