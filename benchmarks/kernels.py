@@ -318,12 +318,14 @@ def main() -> None:
     parser.add_argument("--operators", nargs="+", choices=sorted(PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--lengths", nargs="+", type=int, default=[384, 768])
     parser.add_argument("--rivals", nargs="+", default=[], help="default: all that can be imported")
+    parser.add_argument("--calling-thread", action="store_true", help="run the backward on this thread")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(
         f"torch {torch.__version__}, triton {triton.__version__}, {torch.cuda.get_device_name()}", flush=True
     )
-    rows = run(args.operators, args.lengths, args.rivals)
+    with torch.autograd.set_multithreading_enabled(not args.calling_thread):
+        rows = run(args.operators, args.lengths, args.rivals)
     print("\n".join(ratios(rows)), flush=True)
     if args.json is not None:
         device = torch.cuda.get_device_name()

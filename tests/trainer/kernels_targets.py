@@ -155,7 +155,7 @@ def _multiplication_source(role: str, tile: Any, itemsize: int, channels: int, e
     constants = {
         "Z": channels, "C": channels, "C2": 2 * channels, "WIDTH": channels, "ROWS": tile.rows,
         "BLOCK": block, "GATE_BLOCK": block, "EVEN": even, "PRECISION": "ieee", "KEEP": True,
-        "DROPPED": 1, "RESIDUAL": True, "eps": None,
+        "DROPPED": 1, "RESIDUAL": True, "WHOLE": even, "eps": None,
     }  # fmt: skip
     return MULTIPLICATION_KERNELS[role], multiplication_pointers(itemsize), constants
 

@@ -187,6 +187,16 @@ def test_dropout_and_residual(shared, dtype, wanted):
     assert_as_exact_as_eager(case, wanted, keep=keep, residual=True)
 
 
+@pytest.mark.parametrize("axis", [1, 2])
+def test_dropout_of_blocks_within_a_line(axis, monkeypatch):
+    use_tile(monkeypatch, Tile(16, 16, 4, 1))
+    case = make_case((2, 16, 16, 16))
+    size = [2, 16, 16, 16]
+    size[axis] = 1
+    keep = (torch.rand(size, device=DEVICE) > 0.25).float() / 0.75
+    assert_as_exact_as_eager(case, ("z", "gate"), keep=keep, residual=True)
+
+
 def test_dropout_and_residual_that_are_left_to_pytorch():
     case = make_case((1, 8, 16, 16))
     keep = (torch.rand(1, 8, 8, 16, device=DEVICE) > 0.25).float()

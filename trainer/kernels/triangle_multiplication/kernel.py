@@ -104,12 +104,27 @@ def _store_rows(base, value, first, row, present, channels, WIDTH: tl.constexpr,
 
 
 @triton.jit
-def _load_keep(keep, row, channels, N, WIDTH: tl.constexpr, DROPPED: tl.constexpr):
-    """Dropout's factors [rows, channels], which (b, i, j) share along axis DROPPED: 1 (i) or 2 (j)."""
-    row = row.to(tl.int32)
-    line = row // N
-    line = line // N * N + (row % N if DROPPED == 1 else line % N)
-    return tl.load(keep + line.to(tl.int64)[:, None] * WIDTH + channels[None, :]).to(tl.float32)
+def _load_keep(
+    keep, first, row, channels, N, WIDTH: tl.constexpr, DROPPED: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Dropout's factors [rows, channels], which (b, i, j) share along axis DROPPED: 1 (i) or 2 (j).
+
+    WHOLE: the block's positions have i in common, so that no two of them need divisions of their own.
+    """
+    if WHOLE:
+        line = first // N
+        if DROPPED == 1:
+            local = tl.arange(0, row.shape[0])
+            start = keep + (line // N * N + first % N) * WIDTH
+            tile = tl.load(start + (local[:, None] * WIDTH + channels[None, :]))
+        else:
+            tile = tl.load(keep + line * WIDTH + channels)[None, :]
+    else:
+        row = row.to(tl.int32)
+        line = row // N
+        line = line // N * N + (row % N if DROPPED == 1 else line % N)
+        tile = tl.load(keep + line.to(tl.int64)[:, None] * WIDTH + channels[None, :])
+    return tile
 
 
 @triton.jit
@@ -263,7 +278,8 @@ def project_kernel(
 def output_kernel(
     standard, x, gate_matrix, closing, gate_offsets, offsets, z, keep, out, summed, factors, N, NP, Q, eps,
     Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr,
-    DROPPED: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    DROPPED: tl.constexpr, RESIDUAL: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The output of one block, BLOCK channels at a time; KEEP: x standardised is left in ``summed``.
 
@@ -288,14 +304,14 @@ def output_kernel(
         gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
         # Before the products, which take as long as these loads.
         if DROPPED > 0:
-            kept = _load_keep(keep, row, n, N, Z, DROPPED)
+            kept = _load_keep(keep, first, row, n, N, Z, DROPPED, WHOLE)
         if RESIDUAL:
             before = _load_rows(z, first, row, present, n, Z, EVEN)
         gate = _shifted(tl.dot(normal, tl.trans(gate), input_precision=PRECISION), gate_shift[None, :])
         value = _shifted(tl.dot(narrow, tl.trans(value), input_precision=PRECISION), shift[None, :])
         result = _open(gate) * value
         if DROPPED > 0:
-            result *= kept
+            result *= kept.to(tl.float32)
         if RESIDUAL:
             result += before.to(tl.float32)
         _store_rows(out, result, first, row, present, n, Z, EVEN)
@@ -305,7 +321,7 @@ def output_kernel(
 def output_gradient_kernel(
     standard, summed, dout, keep, gate_matrix, closing, gate_offsets, offsets, factors, dx, dproducts,
     N, NP, Q, Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    DROPPED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    DROPPED: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dx [C, R] of one block; dproducts [R, 2·Z]: the gradients of the gate's product and of the output's."""
     R = Q * 64
@@ -323,10 +339,12 @@ def output_gradient_kernel(
         gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
         grad = _load_rows(dout, first, row, present, n, Z, EVEN).to(tl.float32)
         if DROPPED > 0:
-            grad *= _load_keep(keep, row, n, N, Z, DROPPED)
+            kept = _load_keep(keep, first, row, n, N, Z, DROPPED, WHOLE)
         gate = tl.dot(normal, tl.trans(opening), input_precision=PRECISION)
         value = tl.dot(tile, tl.trans(matrix), input_precision=PRECISION)
         gate = _open(_shifted(gate, gate_shift[None, :]))
+        if DROPPED > 0:
+            grad *= kept.to(tl.float32)
         grad *= gate
         dtile = tl.dot(grad.to(dtype), matrix, dtile, input_precision=PRECISION)
         _store_positions(dproducts, grad, first, Z + n, R, 2 * Z, ROWS, EVEN)

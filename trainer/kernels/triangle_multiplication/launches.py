@@ -161,6 +161,10 @@ class Call:
         even = self.n == self.padded and self.positions % tile.rows == 0
         return {"EVEN": even, "PRECISION": "tf32" if self.tf32 else "ieee"}
 
+    def _whole(self, tile: Tile) -> bool:
+        """Whether no block has positions of two lines."""
+        return self.n == self.padded and self.n % tile.rows == 0
+
     @cached_property
     def prepare(self) -> Launch:
         """``prepare_kernel``."""
@@ -178,6 +182,7 @@ class Call:
         tile = self.tiles.output
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
         constants |= {"KEEP": keep, "DROPPED": self.dropped, "RESIDUAL": self.residual}
+        constants["WHOLE"] = self._whole(tile)
         return self._launch(kernel.output_kernel, tile, constants, eps=True)
 
     @cached_property
@@ -195,7 +200,8 @@ class Call:
         """``output_gradient_kernel``."""
         tile = self.tiles.output_gradient
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
-        return self._launch(kernel.output_gradient_kernel, tile, constants | {"DROPPED": self.dropped})
+        constants |= {"DROPPED": self.dropped, "WHOLE": self._whole(tile)}
+        return self._launch(kernel.output_gradient_kernel, tile, constants)
 
     @cached_property
     def input_gradient(self) -> Launch:
