@@ -4,13 +4,16 @@ A block of the network launches some 150 kernels forward and backward. On crops 
 with them sooner than a host can launch them. A CUDA graph is recorded once for each kind of block and each
 shape, and then takes one launch.
 
-Blocks that recompute (``activation_checkpointing``) are replayed, and blocks without gradients: nothing of
-them outlives a pass, so all blocks of a kind share one pair of graphs and its memory. The graphs belong to a
-copy of the block, into which inputs and weights are copied before each replay; results are copied out. The
-forward graph has no gradients and serves recycling passes as well; the backward graph computes the block anew
-and then its gradients, from the random state that the forward pass began with, so that dropout draws the same
-masks. Draws are those of the block called plainly, from PyTorch's own generator: seeds and resumed runs mean
-the same with graphs and without.
+Blocks that recompute (``activation_checkpointing``), and blocks without gradients, leave nothing behind
+between passes, so all of a kind share one pair of graphs and its memory. The graphs belong to a copy of the
+block, into which inputs and weights are copied before each replay. The forward graph has no gradients and
+serves recycling passes as well; the backward graph computes the block anew and then its gradients, from the
+random state that the forward pass began with, so that dropout draws the same masks. A block that keeps its
+activations has graphs of its own, in whose memory they stay between its forward and its backward pass.
+
+Results and gradients are copied out: nothing that a caller holds changes with a later replay. Draws are those
+of the block called plainly, from PyTorch's own generator: seeds and resumed runs mean the same with graphs
+and without them.
 
 The network knows of it in one place: ``run_block`` asks :func:`replayed` first.
 """
@@ -23,7 +26,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -32,29 +35,39 @@ from torch.autograd.function import once_differentiable
 from megafold.trainer.ops.registry import active_backend
 
 #: Kinds and shapes of blocks that are recorded, at most: their memory stays taken.
-_MOST_RECORDINGS: Final = 32
+_MOST_SHAPES: Final = 32
 #: Back ends whose operators do the same at every call.
 _BACKENDS: Final = ("eager", "triton")
 #: Attributes of a module that say what it computes, besides its tensors.
 _PLAIN: Final = (bool, int, float, str, type(None))
 
+Key = tuple[Any, ...]
+Pass = Callable[[], list[Tensor]]
 Replay = Callable[[], None]
+#: A replay, and the results of the pass, which every replay computes anew in the same memory.
+Recorded = tuple[Replay, list[Tensor]]
 
 
 class Recorder(Protocol):
-    """Records what a function does to a device's memory, and keeps that device's generator."""
+    """Records what functions do to a device's memory, and keeps that device's generator."""
 
-    def __call__(self, function: Callable[[], list[Tensor]]) -> tuple[Replay, list[Tensor]]:
-        """A replay, and the function's results, which every replay computes anew in the same memory."""
+    def __call__(self, *passes: Pass, alone: bool = False) -> list[Recorded]:
+        """For each of the functions, which are called one after the other, what replays it.
+
+        ``alone``: what a pass leaves for the next may not be overwritten by other recordings.
+        """
 
     def random_state(self) -> Tensor:
-        """State of the generator that the function draws from."""
+        """State of the generator that the functions draw from."""
 
     def set_random_state(self, state: Tensor) -> None:
         """Go back to a state."""
 
     def memory(self) -> int:
         """Bytes that are taken from the device."""
+
+    def room(self) -> int:
+        """Bytes that recordings of blocks with activations may take in all."""
 
 
 class CudaRecorder:
@@ -64,21 +77,27 @@ class CudaRecorder:
         self._device = device
         self._pool: Any = None
 
-    def __call__(self, function: Callable[[], list[Tensor]]) -> tuple[Replay, list[Tensor]]:
+    def __call__(self, *passes: Pass, alone: bool = False) -> list[Recorded]:
         """See :class:`Recorder`."""
         with torch.cuda.device(self._device):
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
+            pool = torch.cuda.graph_pool_handle() if alone else self._pool
             stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 # What happens once (compiling, libraries' handles) may not happen while it is recorded.
-                function()
+                for run in passes:
+                    run()
             current.wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads load data and watch peers meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                results = function()
+            return [self._capture(run, pool) for run in passes]
+
+    @staticmethod
+    def _capture(run: Pass, pool: Any) -> Recorded:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads load data and watch peers meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            results = run()
         return graph.replay, results
 
     def random_state(self) -> Tensor:
@@ -93,6 +112,10 @@ class CudaRecorder:
         """See :class:`Recorder`."""
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self._device)
+
+    def room(self) -> int:
+        """See :class:`Recorder`."""
+        return torch.cuda.get_device_properties(self._device).total_memory // 2
 
 
 @dataclass(frozen=True)
@@ -119,18 +142,20 @@ class BlockGraphs:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self.declined: dict[tuple[Any, ...], str] = {}
+        self.declined: dict[Key, str] = {}
         self.seconds = 0.0
         self.bytes = 0
         self.replays = 0
         self._recorder = recorder
-        self._recordings: dict[tuple[Any, ...], _Recording] = {}
+        self._recomputed: dict[Key, _Recomputed] = {}
+        self._kept: dict[Key, _Kept] = {}
+        self._shapes: set[Key] = set()
         self._blocks: WeakKeyDictionary[nn.Module, _Known | None] = WeakKeyDictionary()
-        self._kinds: dict[tuple[Any, ...], int] = {}
+        self._kinds: dict[Key, int] = {}
 
     def __len__(self) -> int:
         """Number of recordings."""
-        return len(self._recordings)
+        return len(self._recomputed) + len(self._kept)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -141,23 +166,26 @@ class BlockGraphs:
         finally:
             _active.reset(token)
 
-    def call(self, block: nn.Module, inputs: Sequence[Any]) -> Any:
-        """The block's result, replayed; None if it has to be called plainly."""
+    def call(self, block: nn.Module, inputs: Sequence[Any], *, keep: bool) -> Any:
+        """The block's result, replayed; None if it has to be called plainly. ``keep``: its activations."""
         known = self._known(block)
         key = None if known is None else _key(known.kind, block.training, inputs)
         if known is None or key is None or key in self.declined:
             return None
-        recording = self._recordings.get(key) or self._recorded(key, block, inputs)
-        if recording is None:
-            return None
         tensors = [*(x for x in inputs if isinstance(x, Tensor)), *known.tensors]
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            wanted = tuple([t.requires_grad for t in tensors])
-            if wanted not in recording.backwards and not self._attempt(key, recording.add_backward, wanted):
-                return None
-            results = _Replayed.apply(recording, wanted, *tensors)
+        wanted = tuple([t.requires_grad for t in tensors])
+        recording: _Recomputed | _Kept | None
+        if not (torch.is_grad_enabled() and any(wanted)):
+            recording = self._recomputing(key, block, inputs)
+            results = None if recording is None else recording.forward(tensors)
+        elif keep:
+            recording = self._keeping(key, wanted, block, inputs)
+            results = None if recording is None else _ReplayedKept.apply(recording, *tensors)
         else:
-            results = recording.forward(tensors)
+            recording = self._recomputing(key, block, inputs, wanted)
+            results = None if recording is None else _Replayed.apply(recording, wanted, *tensors)
+        if recording is None or results is None:
+            return None
         self.replays += 1
         return results[0] if recording.single else results
 
@@ -171,24 +199,50 @@ class BlockGraphs:
             )
         return self._blocks[block]
 
-    def _recorded(self, key: tuple[Any, ...], block: nn.Module, inputs: Sequence[Any]) -> "_Recording | None":
-        """A new recording, if there is room for one."""
-        if len(self._recordings) >= _MOST_RECORDINGS:
-            return None
-        recording = _Recording(block, inputs, self._recorder)
-        if not self._attempt(key, recording.record_forward):
-            return None
-        self._recordings[key] = recording
-        return recording
+    def _recomputing(
+        self, key: Key, block: nn.Module, inputs: Sequence[Any], wanted: tuple[bool, ...] | None = None
+    ) -> "_Recomputed | None":
+        """The recording of a block that leaves nothing behind; ``wanted``: with such a backward pass."""
+        recording = self._recomputed.get(key)
+        if recording is None:
+            if not self._has_room(key):
+                return None
+            recording = _Recomputed(block, inputs, self._recorder)
+            if not self._attempt(key, recording.record_forward):
+                return None
+            self._recomputed[key] = recording
+        if wanted is None or wanted in recording.backwards:
+            return recording
+        return recording if self._attempt(key, recording.record_backward, wanted) else None
 
-    def _attempt(self, key: tuple[Any, ...], record: Callable[..., None], *args: Any) -> bool:
+    def _keeping(
+        self, key: Key, wanted: tuple[bool, ...], block: nn.Module, inputs: Sequence[Any]
+    ) -> "_Kept | None":
+        """The recording of a block that keeps its activations, if they are nobody's now."""
+        own = (*key, wanted, id(block))
+        recording = self._kept.get(own)
+        if recording is None:
+            if not self._has_room(key) or self.bytes > self._recorder.room():
+                return None
+            recording = _Kept(block, inputs, self._recorder)
+            if not self._attempt(key, recording.record):
+                return None
+            self._kept[own] = recording
+        return recording if recording.is_free() else None
+
+    def _has_room(self, key: Key) -> bool:
+        if key not in self._shapes and len(self._shapes) < _MOST_SHAPES:
+            self._shapes.add(key)
+        return key in self._shapes
+
+    def _attempt(self, key: Key, record: Callable[..., None], *args: Any) -> bool:
         """Record something; where it fails, that kind and shape runs plainly from now on."""
         began, state, before = time.perf_counter(), self._recorder.random_state(), self._recorder.memory()
         try:
             record(*args)
         except RuntimeError as error:  # out of memory, too
             self.declined[key] = str(error)
-            self._recordings.pop(key, None)
+            self._recomputed.pop(key, None)
             reason = str(error).partition("\n")[0]
             warnings.warn(f"a block runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
         finally:
@@ -201,52 +255,85 @@ class BlockGraphs:
 _active: ContextVar[BlockGraphs | None] = ContextVar("megafold_graphs", default=None)
 
 
-def replayed(block: Any, inputs: Sequence[Any]) -> Any:
+def replayed(block: Any, inputs: Sequence[Any], *, keep: bool) -> Any:
     """The result of ``block`` on ``inputs``, replayed; None if it has to be called plainly.
 
-    Where gradients are wanted, inputs and weights alone are kept for the backward pass.
+    ``keep``: activations are kept for the backward pass, not computed anew.
     """
     if torch.compiler.is_compiling():  # which cannot read a context variable
         return None
     graphs = _active.get()
     if graphs is None or not isinstance(block, nn.Module):
         return None
-    return graphs.call(block, inputs)
+    return graphs.call(block, inputs, keep=keep)
 
 
 class _Recording:
-    """The graphs of one kind of block and shape. ``tensors`` are inputs, then parameters and buffers."""
+    """A block with inputs of its own, as it is recorded."""
 
     def __init__(self, block: nn.Module, inputs: Sequence[Any], recorder: Recorder) -> None:
-        self.backwards: dict[tuple[bool, ...], _Backward] = {}
         self.single = True
         self.recorder = recorder
-        self._block = copy.deepcopy(block)
-        self._inputs = [_like(x) if isinstance(x, Tensor) else x for x in inputs]
-        self._own_inputs: list[Tensor] = [x for x in self._inputs if isinstance(x, Tensor)]
-        self._own_weights = _tensors(self._block)
-        self._fill([*(x for x in inputs if isinstance(x, Tensor)), *_tensors(block)])
+        self.block = block
+        self.weights = _tensors(block)
+        self._arguments = [_like(x) if isinstance(x, Tensor) else x for x in inputs]
+        self.inputs: list[Tensor] = [x for x in self._arguments if isinstance(x, Tensor)]
+        self.take_inputs([x for x in inputs if isinstance(x, Tensor)])
+
+    @torch.no_grad()
+    def take_inputs(self, inputs: Sequence[Tensor]) -> None:
+        """Copy inputs in."""
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given)
+
+    def call(self) -> list[Tensor]:
+        """The block's results."""
+        kind = self.inputs[0].device.type
+        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        # Its cache would keep casts of one recording for the next.
+        with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
+            results = self.block(*self._arguments)
+        self.single = isinstance(results, Tensor)
+        return [results] if self.single else list(results)
+
+
+class _Recomputed(_Recording):
+    """A kind of block and shape: a forward graph without gradients, and backward graphs that begin anew.
+
+    ``tensors`` are inputs, then parameters and buffers; a backward graph is for those that are wanted.
+    """
+
+    def __init__(self, block: nn.Module, inputs: Sequence[Any], recorder: Recorder) -> None:
+        super().__init__(copy.deepcopy(block), inputs, recorder)
+        self.backwards: dict[tuple[bool, ...], tuple[Replay, _Gradients]] = {}
 
     def record_forward(self) -> None:
         """Needed by all else."""
-        self._replay, self._results = self.recorder(self._forward)
+
+        @torch.no_grad()
+        def run() -> list[Tensor]:
+            return self.call()
+
+        [(self._replay, self._results)] = self.recorder(run)
         self._grads = [torch.zeros_like(t) for t in self._results]
 
-    def add_backward(self, wanted: tuple[bool, ...]) -> None:
+    def record_backward(self, wanted: tuple[bool, ...]) -> None:
         """Record the gradients to the tensors that are wanted."""
-        tensors = [*self._own_inputs, *self._own_weights]
-        for own, want in zip(tensors, wanted, strict=True):
+        for own, want in zip([*self.inputs, *self.weights], wanted, strict=True):
             own.requires_grad_(want)
-        inputs = [t.requires_grad for t in self._own_inputs].count(True)
-        leaves = [t for t in tensors if t.requires_grad]
-        made = _Backward([t.shape for t in leaves], inputs)
-        made.replay, made.results = self.recorder(lambda: self._backward(leaves, made))
-        self.backwards[wanted] = made
+        gradients = _Gradients(self.inputs, self.weights)
+
+        @torch.enable_grad()
+        def run() -> list[Tensor]:
+            return gradients.of(self.call(), self._grads)
+
+        [(replay, gradients.results)] = self.recorder(run)
+        self.backwards[wanted] = replay, gradients
 
     @torch.no_grad()
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """New tensors with the block's results."""
-        self._fill(tensors)
+        self._take(tensors)
         self._replay()
         return tuple([t.clone() for t in self._results])
 
@@ -255,78 +342,113 @@ class _Recording:
         self, wanted: tuple[bool, ...], tensors: Sequence[Tensor], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         """New tensors with the gradients of ``tensors``, drawing from the generator as it is."""
-        self._fill(tensors)
-        for own, grad in zip(self._grads, grads, strict=True):
-            if grad is None:
-                own.zero_()
-            else:
-                own.copy_(grad)
-        made = self.backwards[wanted]
-        made.replay()
-        found = iter(made.gradients())
-        return [next(found) if want else None for want in wanted]
+        self._take(tensors)
+        _fill(self._grads, grads)
+        replay, gradients = self.backwards[wanted]
+        replay()
+        return gradients.copies()
+
+    def _take(self, tensors: Sequence[Tensor]) -> None:
+        n_input = len(self.inputs)
+        self.take_inputs(tensors[:n_input])
+        if self.weights:
+            with torch.no_grad():
+                torch._foreach_copy_(self.weights, list(tensors[n_input:]))
+
+
+class _Kept(_Recording):
+    """One block and shape: a forward graph that leaves activations in its memory, and its backward graph."""
+
+    def __init__(self, block: nn.Module, inputs: Sequence[Any], recorder: Recorder) -> None:
+        super().__init__(block, inputs, recorder)
+        for own, given in zip(self.inputs, (x for x in inputs if isinstance(x, Tensor)), strict=True):
+            own.requires_grad_(given.requires_grad)
+        self._gradients = _Gradients(self.inputs, self.weights)
+        self._live: list[Tensor] = []
+        self._grads: list[Tensor] = []
+        self._owner: ReferenceType[_Owner] | None = None
+
+    def record(self) -> None:
+        """Record both passes."""
+
+        @torch.enable_grad()
+        def forward() -> list[Tensor]:
+            self._live = self.call()
+            self._grads = [torch.empty_like(t) for t in self._live]
+            return [t.detach() for t in self._live]
+
+        def backward() -> list[Tensor]:
+            return self._gradients.of(self._live, self._grads)
+
+        (self._forward, self._results), (self._backward, self._gradients.results) = self.recorder(
+            forward, backward, alone=True
+        )
+        self._live = []
+
+    def is_free(self) -> bool:
+        """No backward pass is to come that needs the activations."""
+        return self._owner is None or self._owner() is None
 
     @torch.no_grad()
-    def _fill(self, tensors: Sequence[Tensor]) -> None:
-        n_input = len(self._own_inputs)
-        for own, given in zip(self._own_inputs, tensors[:n_input], strict=True):
-            own.copy_(given)
-        if self._own_weights:
-            torch._foreach_copy_(self._own_weights, list(tensors[n_input:]))
+    def forward(self, inputs: Sequence[Tensor], owner: "_Owner") -> tuple[Tensor, ...]:
+        """New tensors with the block's results; the activations are the owner's as long as it lives."""
+        self._owner = ref(owner)
+        self.take_inputs(inputs)
+        self._forward()
+        return tuple([t.clone() for t in self._results])
 
     @torch.no_grad()
-    def _forward(self) -> list[Tensor]:
-        return self._call()
+    def backward(self, grads: Sequence[Tensor | None], owner: "_Owner | None") -> list[Tensor | None]:
+        """New tensors with the gradients of inputs, parameters and buffers."""
+        if owner is None or self._owner is None or self._owner() is not owner:
+            raise RuntimeError("a replayed block's backward pass can be run once; set cuda_graphs to off")
+        self._owner = None
+        _fill(self._grads, grads)
+        self._backward()
+        return self._gradients.copies()
 
-    def _call(self) -> list[Tensor]:
-        kind = self._own_inputs[0].device.type
-        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        # Its cache would keep casts of one recording for the next.
-        with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
-            results = self._block(*self._inputs)
-        self.single = isinstance(results, Tensor)
-        return [results] if self.single else list(results)
 
-    @torch.enable_grad()
-    def _backward(self, leaves: list[Tensor], made: "_Backward") -> list[Tensor]:
-        results = [(t, grad) for t, grad in zip(self._call(), self._grads, strict=True) if t.requires_grad]
+class _Owner:
+    """Lives as long as a backward pass may come."""
+
+
+class _Gradients:
+    """What a backward graph leaves: gradients of inputs one by one, those of weights in one piece."""
+
+    results: list[Tensor]
+
+    def __init__(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        self._wanted = [t.requires_grad for t in (*inputs, *weights)]
+        self._leaves = [t for t in (*inputs, *weights) if t.requires_grad]
+        self._n_input = [t.requires_grad for t in inputs].count(True)
+        self._found: list[bool] = []
+
+    def of(self, results: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+        """From the gradients of the block's results, which are freed of what they kept for it."""
+        pairs = [(t, grad) for t, grad in zip(results, grads, strict=True) if t.requires_grad]
         # On this thread, which is the one that is recorded.
         with (
             torch.autograd.set_multithreading_enabled(False),
-            torch.autocast(leaves[0].device.type, enabled=False),
+            torch.autocast(self._leaves[0].device.type, enabled=False),
         ):
-            grads = torch.autograd.grad(
-                [t for t, _ in results], leaves, [grad for _, grad in results], allow_unused=True
+            made = torch.autograd.grad(
+                [t for t, _ in pairs], self._leaves, [grad for _, grad in pairs], allow_unused=True
             )
-        return made.laid_out(grads)
-
-
-class _Backward:
-    """A backward graph: gradients of inputs one by one, those of weights in one piece."""
-
-    replay: Replay
-    results: list[Tensor]
-
-    def __init__(self, shapes: list[torch.Size], n_input: int) -> None:
-        self._shapes = shapes
-        self._n_input = n_input
-        self._has: list[bool] = []
-
-    def laid_out(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
-        """What a replay leaves behind."""
-        self._has = [grad is not None for grad in grads]
-        of_inputs = [grad for grad in grads[: self._n_input] if grad is not None]
-        of_weights = [grad.flatten() for grad in grads[self._n_input :] if grad is not None]
+        self._found = [grad is not None for grad in made]
+        of_inputs = [grad for grad in made[: self._n_input] if grad is not None]
+        of_weights = [grad.flatten() for grad in made[self._n_input :] if grad is not None]
         return [*of_inputs, torch.cat(of_weights)] if of_weights else of_inputs
 
-    def gradients(self) -> list[Tensor | None]:
-        """New tensors with what the replay left; None where a tensor has no gradient."""
+    def copies(self) -> list[Tensor | None]:
+        """New tensors with the results, for all inputs and weights; None where there is no gradient."""
         copies = iter([t.clone() for t in self.results])
-        found = [next(copies) if has else None for has in self._has[: self._n_input]]
-        places = list(zip(self._shapes[self._n_input :], self._has[self._n_input :], strict=True))
-        sizes = [shape.numel() for shape, has in places if has]
+        found: list[Tensor | None] = [next(copies) if has else None for has in self._found[: self._n_input]]
+        places = list(zip(self._leaves[self._n_input :], self._found[self._n_input :], strict=True))
+        sizes = [leaf.numel() for leaf, has in places if has]
         pieces = iter(next(copies).split(sizes) if sizes else ())
-        return [*found, *(next(pieces).view(shape) if has else None for shape, has in places)]
+        found += [next(pieces).view(leaf.shape) if has else None for leaf, has in places]
+        all_found = iter(found)
+        return [next(all_found) if want else None for want in self._wanted]
 
 
 class _Replayed(torch.autograd.Function):
@@ -334,7 +456,7 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recording: _Recording, wanted: tuple[bool, ...], *tensors: Tensor
+        ctx: Any, recording: _Recomputed, wanted: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.recording, ctx.wanted = recording, wanted
         ctx.random_state = recording.recorder.random_state()
@@ -353,6 +475,35 @@ class _Replayed(torch.autograd.Function):
         return None, None, *found
 
 
+class _ReplayedKept(torch.autograd.Function):
+    """A replayed block whose activations stay where its graphs have them."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: _Kept, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.recording, ctx.owner = recording, _Owner()
+        n_input = len(recording.inputs)
+        ctx.save_for_backward(*tensors[n_input:])  # tells if a weight has been changed meanwhile
+        ctx.set_materialize_grads(False)
+        return recording.forward(tensors[:n_input], ctx.owner)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        owner, ctx.owner = ctx.owner, None
+        return None, *ctx.recording.backward(grads, owner)
+
+
+@torch.no_grad()
+def _fill(own: Sequence[Tensor], given: Sequence[Tensor | None]) -> None:
+    """Copy gradients in; None is 0."""
+    for memory, grad in zip(own, given, strict=True):
+        if grad is None:
+            memory.zero_()
+        else:
+            memory.copy_(grad)
+
+
 def _like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
@@ -361,7 +512,7 @@ def _tensors(block: nn.Module) -> list[Tensor]:
     return [*block.parameters(), *block.buffers()]
 
 
-def _signature(block: nn.Module) -> tuple[Any, ...] | None:
+def _signature(block: nn.Module) -> Key | None:
     """Equal for blocks that compute the same of their tensors; None if that cannot be told."""
     parts: list[Any] = []
     for name, module in block.named_modules():
@@ -379,7 +530,7 @@ def _signature(block: nn.Module) -> tuple[Any, ...] | None:
     return (*parts, *((t.shape, t.dtype, t.device) for t in tensors))
 
 
-def _key(kind: int, training: bool, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+def _key(kind: int, training: bool, inputs: Sequence[Any]) -> Key | None:
     """What a recording depends on; None if the call cannot be recorded."""
     backend = active_backend()
     if backend not in _BACKENDS or not isinstance(inputs[0], Tensor):

@@ -14,24 +14,27 @@ from megafold.trainer.model.primitives import run_block
 from tests.trainer.batches import random_batch
 from tests.trainer.networks import MINI, as_dtype, mini_model
 
-CHECKPOINTED = dataclasses.replace(MINI, activation_checkpointing=True)
-
 
 class Rerun:
     """Runs a function again at each replay, as it was when it was recorded, into the memory it then gave."""
 
     def __init__(self) -> None:
-        self.recorded = 0
+        self.recorded = self.alone = 0
+        self.most = 2000
 
-    def __call__(self, function):
-        autocast = torch.is_autocast_enabled("cpu")
-        backend = ops.active_backend()
+    def __call__(self, *passes, alone=False):
         self.recorded += 1
-        own = [t.detach().clone().fill_(torch.nan) for t in function()]
+        self.alone += alone
+        results = [run() for run in passes]
+        return [self._rerun(run, own) for run, own in zip(passes, results, strict=True)]
+
+    def _rerun(self, run, results):
+        autocast, backend = torch.is_autocast_enabled("cpu"), ops.active_backend()
+        own = [t.detach().clone().fill_(torch.nan) for t in results]
 
         def replay() -> None:
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast), ops.use_backend(backend):
-                for memory, value in zip(own, function(), strict=True):
+                for memory, value in zip(own, run(), strict=True):
                     memory.copy_(value)
 
         return replay, own
@@ -43,7 +46,10 @@ class Rerun:
         torch.set_rng_state(state)
 
     def memory(self) -> int:
-        return 0
+        return 1000 * self.recorded
+
+    def room(self) -> int:
+        return self.most
 
 
 class Layer(nn.Module):
@@ -76,12 +82,14 @@ def inputs(rows: int = 4) -> tuple[Tensor, Tensor]:
     return x.requires_grad_(), torch.rand(rows, 1, generator=random) < 0.7
 
 
-def results(blocks: list[Layer], x: Tensor, mask: Tensor, seed: int = 1) -> list[Tensor]:
+def results(
+    blocks: list[Layer], x: Tensor, mask: Tensor, seed: int = 1, *, recompute: bool = True
+) -> list[Tensor]:
     """Output, gradient of the input, gradients of all weights."""
     torch.manual_seed(seed)
     y, total = x, 0.0
     for block in blocks:
-        y, unchanged = run_block(block, y, mask, None, recompute=True)
+        y, unchanged = run_block(block, y, mask, None, recompute=recompute)
         total = total + unchanged.square().sum()
     leaves = [x, *weights(blocks)]
     grads = torch.autograd.grad(y.square().sum() + total, leaves, allow_unused=True)
@@ -97,14 +105,19 @@ def assert_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor]) -> 
         assert torch.equal(value, right)
 
 
-def test_replays_give_what_the_blocks_give():
+both_ways = pytest.mark.parametrize("recompute", [True, False])
+
+
+@both_ways
+def test_replays_give_what_the_blocks_give(recompute):
     blocks, graphs = layers(), BlockGraphs(Rerun())
     for seed in (1, 1, 2):
-        expected = results(blocks, *inputs(), seed)
+        expected = results(blocks, *inputs(), seed, recompute=recompute)
         with graphs.active():
-            assert_equal(results(blocks, *inputs(), seed), expected)
+            assert_equal(results(blocks, *inputs(), seed, recompute=recompute), expected)
     assert graphs.replays == 3 * len(blocks)
-    assert len(graphs) == 1  # for all three of them
+    # What recomputes shares a recording, what keeps activations may not.
+    assert len(graphs) == (1 if recompute else len(blocks))
 
 
 def test_dropout_differs_between_replays():
@@ -117,17 +130,19 @@ def test_dropout_differs_between_replays():
     assert not torch.equal(*seen)
 
 
-def test_a_replay_draws_what_a_call_draws():
+@both_ways
+def test_a_replay_draws_what_a_call_draws(recompute):
     blocks, graphs = layers(1), BlockGraphs(Rerun())
     for _ in range(3):
-        results(blocks, *inputs())
+        results(blocks, *inputs(), recompute=recompute)
         expected = torch.rand(3)
         with graphs.active():
-            results(blocks, *inputs())
+            results(blocks, *inputs(), recompute=recompute)
         assert torch.equal(torch.rand(3), expected)
 
 
-def test_backward_passes_may_wait_for_later_forward_passes():
+@both_ways
+def test_backward_passes_may_wait_for_later_forward_passes(recompute):
     blocks, graphs = layers(2), BlockGraphs(Rerun())
     expected = [results(blocks[:1], *inputs(), seed)[1:] for seed in (1, 2)]
     with graphs.active():
@@ -135,20 +150,21 @@ def test_backward_passes_may_wait_for_later_forward_passes():
         for seed in (1, 2):
             x, mask = inputs()
             torch.manual_seed(seed)
-            y, unchanged = run_block(blocks[0], x, mask, None, recompute=True)
+            y, unchanged = run_block(blocks[0], x, mask, None, recompute=recompute)
             losses.append((y.square().sum() + unchanged.square().sum(), x))
     for (loss, x), right in zip(reversed(losses), reversed(expected), strict=True):
         found = torch.autograd.grad(loss, [x, *blocks[0].linear.parameters()])
         assert_equal(list(found), [right[0], *right[2:]])  # without the unused weight
 
 
-def test_gradients_of_later_replays_leave_earlier_ones_alone():
+@both_ways
+def test_gradients_of_later_replays_leave_earlier_ones_alone(recompute):
     blocks, graphs = layers(), BlockGraphs(Rerun())
     with graphs.active():
         torch.manual_seed(1)
         y, mask = inputs()
         for block in blocks:
-            y, _ = run_block(block, y, mask, None, recompute=True)
+            y, _ = run_block(block, y, mask, None, recompute=recompute)
         y.square().sum().backward()
     assert graphs.replays == len(blocks)
     found = [block.linear.weight.grad for block in blocks]
@@ -161,28 +177,30 @@ def test_gradients_of_later_replays_leave_earlier_ones_alone():
     )
 
 
-def test_weights_are_those_of_the_moment():
+@both_ways
+def test_weights_are_those_of_the_moment(recompute):
     blocks, graphs = layers(), BlockGraphs(Rerun())
     for _ in range(3):
         with torch.no_grad():
             for parameter in weights(blocks):
                 parameter.mul_(0.9)
-        expected = results(blocks, *inputs())
+        expected = results(blocks, *inputs(), recompute=recompute)
         with graphs.active():
-            assert_equal(results(blocks, *inputs()), expected)
-    assert graphs.replays
+            assert_equal(results(blocks, *inputs(), recompute=recompute), expected)
+    assert graphs.replays == 3 * len(blocks)
 
 
-def test_frozen_weights_and_inputs_without_gradients():
+@both_ways
+def test_frozen_weights_and_inputs_without_gradients(recompute):
     blocks, graphs = layers(2), BlockGraphs(Rerun())
     blocks[0].requires_grad_(False)
     for _ in range(3):
         with graphs.active():
             x, mask = inputs()
             torch.manual_seed(1)
-            y, _ = run_block(blocks[0], x.detach(), mask, None, recompute=True)
+            y, _ = run_block(blocks[0], x.detach(), mask, None, recompute=recompute)
             assert not y.requires_grad
-            z, _ = run_block(blocks[1], y, mask, None, recompute=True)
+            z, _ = run_block(blocks[1], y, mask, None, recompute=recompute)
             found = torch.autograd.grad(z.square().sum(), list(blocks[1].linear.parameters()))
     torch.manual_seed(1)
     z, _ = blocks[1](blocks[0](x.detach(), mask)[0], mask)
@@ -212,13 +230,37 @@ def plain_calls(graphs: BlockGraphs, block, *arguments, turns: int = 3, **option
             run_block(block, *arguments, **options)
 
 
-def test_what_keeps_its_activations_runs_plainly():
+def test_activations_in_use_are_left_alone():
+    blocks, graphs = layers(1), BlockGraphs(Rerun())
+    for again in (False, True):
+        with graphs.active():
+            x, mask = inputs()
+            first, _ = run_block(blocks[0], x, mask, None, recompute=False)
+            assert graphs.replays == 1 + again
+            run_block(blocks[0], x, mask, None, recompute=False)
+        assert graphs.replays == 1 + again  # plainly: the first one's backward pass is to come
+        if not again:
+            torch.autograd.grad(first.sum(), x)
+        del first  # or nobody can ask for it any more
+
+
+def test_a_second_backward_pass_is_refused():
+    blocks, graphs = layers(1), BlockGraphs(Rerun())
+    x, mask = inputs()
+    with graphs.active():
+        y, _ = run_block(blocks[0], x, mask, None, recompute=False)
+    torch.autograd.grad(y.sum(), x, retain_graph=True)
+    with pytest.raises(RuntimeError, match="once"):
+        torch.autograd.grad(y.sum(), x)
+
+
+def test_activations_have_so_much_room():
     graphs = BlockGraphs(Rerun())
-    plain_calls(graphs, layers(1)[0], *inputs(), recompute=False)
-    assert graphs.replays == 0
-    with torch.no_grad():
-        plain_calls(graphs, layers(1)[0], *inputs(), recompute=False)
-    assert graphs.replays == 3
+    results(blocks := layers(5), *inputs(), recompute=False)
+    with graphs.active():
+        results(blocks, *inputs(), recompute=False)
+    assert len(graphs) == graphs.replays == 3
+    assert graphs.bytes == 3000
 
 
 def test_functions_run_plainly():
@@ -268,7 +310,7 @@ def test_evaluating_blocks_drop_nothing():
 
 def test_a_failed_recording_says_so_once_and_runs_plainly():
     class Failing(Rerun):
-        def __call__(self, function):
+        def __call__(self, *passes, alone=False):
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     blocks, graphs = layers(1), BlockGraphs(Failing())
@@ -282,13 +324,16 @@ def test_a_failed_recording_says_so_once_and_runs_plainly():
     assert len(graphs.declined) == 1
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_the_network_is_the_same_with_replays(autocast):
-    model = mini_model(config=CHECKPOINTED, dtype=torch.float32 if autocast else torch.float64).train()
+@pytest.mark.parametrize(("autocast", "recompute"), [(False, False), (False, True), (True, True)])
+def test_the_network_is_the_same_with_replays(autocast, recompute):
+    config = dataclasses.replace(MINI, activation_checkpointing=recompute)
+    model = mini_model(config=config, dtype=torch.float32 if autocast else torch.float64).train()
     batch = random_batch(0)
     if not autocast:
         batch = as_dtype(batch)
-    graphs = BlockGraphs(Rerun())
+    recorder = Rerun()
+    recorder.most = 100_000
+    graphs = BlockGraphs(recorder)
 
     def step(seed: int) -> list[Tensor]:
         model.zero_grad(set_to_none=True)

@@ -24,10 +24,10 @@ pytestmark = [
 C_S, C_Z, LENGTH = 32, 16, 70
 
 
-def make_stack(n_block: int = 2) -> PairformerStack:
+def make_stack(n_block: int = 2, *, recompute: bool = True) -> PairformerStack:
     torch.manual_seed(0)
     config = PairformerConfig(c_triangle=16, c_attention=16, n_head_pair=2, n_head_single=2, dropout=0.25)
-    stack = PairformerStack(C_S, C_Z, n_block, config, recompute=True).cuda().train()
+    stack = PairformerStack(C_S, C_Z, n_block, config, recompute=recompute).cuda().train()
     with torch.no_grad():
         for parameter in stack.parameters():
             if parameter.ndim == 2:
@@ -54,8 +54,9 @@ def deterministic():
     torch.use_deterministic_algorithms(False)
 
 
-def test_replays_are_bit_equal_to_calls(deterministic):
-    stack, graphs = make_stack(), BlockGraphs(CudaRecorder(torch.device("cuda", 0)))
+@pytest.mark.parametrize("recompute", [True, False])
+def test_replays_are_bit_equal_to_calls(deterministic, recompute):
+    stack, graphs = make_stack(recompute=recompute), BlockGraphs(CudaRecorder(torch.device("cuda", 0)))
     for seed in (1, 2, 2):
         expected = results(stack, seed)
         with graphs.active():
@@ -63,7 +64,7 @@ def test_replays_are_bit_equal_to_calls(deterministic):
         for value, right in zip(found, expected, strict=True):
             assert torch.equal(value, right)
     assert not graphs.declined
-    assert (len(graphs), graphs.replays) == (1, 6)
+    assert (len(graphs), graphs.replays) == (1 if recompute else 2, 6)
     assert graphs.bytes > 0
 
 
@@ -80,21 +81,23 @@ def test_replays_differ_by_their_dropout():
     assert not torch.equal(*drawn)
 
 
-def make_trainer(folder, **changes) -> Trainer:
+def make_trainer(folder, *, recompute: bool = True, **changes) -> Trainer:
     settings = {"device": "cuda", "precision": "bf16", "deterministic": True}
     config = quick_config(**{**settings, "learning_rate": 1e-3, "rollout_steps": 0, **changes})
     torch.manual_seed(0)
-    model = AlphaFold3(dataclasses.replace(TINY, activation_checkpointing=True))
+    model = AlphaFold3(dataclasses.replace(TINY, activation_checkpointing=recompute))
     model.backend = config.backend
     feed = FakeFeed()
     return Trainer(model, config, Feed(batches=feed, sampler=feed), folder)
 
 
-@pytest.mark.parametrize("backend", ["eager", "triton"])
-def test_a_graphed_run_follows_the_plain_one(tmp_path, backend):
+@pytest.mark.parametrize(("backend", "recompute"), [("eager", False), ("eager", True), ("triton", True)])
+def test_a_graphed_run_follows_the_plain_one(tmp_path, backend, recompute):
     losses = {}
     for graphs in ("off", "auto"):
-        trainer = make_trainer(tmp_path / graphs, steps=5, cuda_graphs=graphs, backend=backend)
+        trainer = make_trainer(
+            tmp_path / graphs, steps=5, recompute=recompute, cuda_graphs=graphs, backend=backend
+        )
         losses[graphs] = trainer.run().values["loss"]
         if graphs == "off":
             assert trainer.graphs is None

@@ -137,10 +137,9 @@ class Dropout(nn.Module):
 
 def run_block(block: Callable[..., Any], *inputs: Any, recompute: bool) -> Any:
     """Call ``block``; with ``recompute``, keep its inputs alone for the backward pass."""
-    if recompute or not torch.is_grad_enabled():
-        results = replayed(block, inputs)
-        if results is not None:
-            return results
+    results = replayed(block, inputs, keep=not recompute)
+    if results is not None:
+        return results
     if not (recompute and torch.is_grad_enabled()):
         return block(*inputs)
     backend = ops.active_backend()
