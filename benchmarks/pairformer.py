@@ -5,9 +5,10 @@
 c_z 128, c_s 384, bfloat16 autocast, dropout on, batch 1. Two rows take the host's part away by CUDA graphs,
 as the trainer does: "triton graphed" keeps its activations as "triton" does, "triton recomputed" computes the
 forward anew in its backward, as with activation checkpointing. What graphs hold counts as memory of the step.
-The rival is `PairformerLayer` of the published package `boltz` (2.2.1): as it is, compiled, and with cuEquivariance's kernels. Prints for each the
-median milliseconds, the memory that a step needs at its peak beyond its inputs and their gradients, and how
-many GPU kernels a step launches; then the ratios of our back end `triton` to the others.
+The rival is `PairformerLayer` of the published package `boltz` (2.2.1): as it is, compiled, and with
+cuEquivariance's kernels. Prints for each the median milliseconds, the memory that a step needs at its peak
+beyond its inputs and their gradients, and how many GPU kernels a step launches; then the ratios of our back
+end `triton` to the others.
 """
 
 import argparse
