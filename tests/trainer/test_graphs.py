@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from megafold.trainer import ops
+from megafold.trainer.errors import ConfigError
 from megafold.trainer.graphs import BlockGraphs
+from megafold.trainer.loop import block_graphs
 from megafold.trainer.model.primitives import run_block
 from tests.trainer.batches import random_batch
+from tests.trainer.fakes import quick_config
 from tests.trainer.networks import MINI, as_dtype, mini_model
 
 
@@ -356,3 +359,22 @@ def test_the_network_is_the_same_with_replays(autocast, recompute):
     # Two Pairformer blocks and one of templates, two of the MSA, twice; two of tokens, two of atoms.
     assert graphs.replays > 10
     assert not graphs.declined
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "expected"),
+    [
+        ("cuda", {"cuda_graphs": "auto"}, True),
+        ("cuda", {"cuda_graphs": "off"}, False),
+        ("cuda", {"cuda_graphs": "auto", "sp": 2}, False),
+        ("cpu", {"cuda_graphs": "auto"}, False),
+    ],
+)
+def test_which_runs_have_graphs(device, settings, expected):
+    graphs = block_graphs(quick_config(**settings), torch.device(device))
+    assert (graphs is not None) == expected
+
+
+def test_other_settings_are_refused():
+    with pytest.raises(ConfigError, match="cuda_graphs must be one of auto, off, not 'on'"):
+        quick_config(cuda_graphs="on")
