@@ -50,6 +50,38 @@ def _load(
 
 
 @triton.jit
+def _in_halves(a, b, PRECISION: tl.constexpr):
+    """a bᵀ as the sum of two products, of even and of odd channels."""
+    ROWS: tl.constexpr = a.shape[0]
+    COLUMNS: tl.constexpr = b.shape[0]
+    HALF: tl.constexpr = a.shape[1] // 2
+    a_even, a_odd = tl.split(tl.reshape(a, [ROWS, HALF, 2]))
+    b_even, b_odd = tl.split(tl.reshape(b, [COLUMNS, HALF, 2]))
+    even = tl.dot(a_even, tl.trans(b_even), input_precision=PRECISION)
+    return even + tl.dot(a_odd, tl.trans(b_odd), input_precision=PRECISION)
+
+
+@triton.jit
+def _product(a, b, PRECISION: tl.constexpr, WIDE: tl.constexpr):
+    """a bᵀ of tiles [row, channel].
+
+    In float32 a sum of many products, one after the other, would round more than the parts that cuBLAS adds.
+    """
+    CHANNELS: tl.constexpr = a.shape[1]
+    if WIDE and CHANNELS >= 128:
+        ROWS: tl.constexpr = a.shape[0]
+        COLUMNS: tl.constexpr = b.shape[0]
+        a_even, a_odd = tl.split(tl.reshape(a, [ROWS, CHANNELS // 2, 2]))
+        b_even, b_odd = tl.split(tl.reshape(b, [COLUMNS, CHANNELS // 2, 2]))
+        result = _in_halves(a_even, b_even, PRECISION) + _in_halves(a_odd, b_odd, PRECISION)
+    elif WIDE and CHANNELS >= 64:
+        result = _in_halves(a, b, PRECISION)
+    else:
+        result = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    return result
+
+
+@triton.jit
 def _power(difference, WIDE: tl.constexpr):
     """e or 2 to the ``difference`` of two logits, whichever their base is."""
     if WIDE:
@@ -131,13 +163,15 @@ def prepare_kernel(
             nothing = tl.zeros([BLOCK, BLOCK], tl.float32)
             tl.store(dbias + head * NI * JP + (i * JP + j), nothing, mask=(i < NI) & (j < JP))
     else:
-        row = (pid - BH * blocks_i * blocks_j).to(tl.int64)
-        for start in range(0, JP, BLOCK * BLOCK):
-            at = start + tl.arange(0, BLOCK * BLOCK)
-            place = mask + (row // MR) * m_b + (row % MR) * m_r + at.to(tl.int64) * m_j
-            present = tl.load(place, mask=at < NJ, other=0)
-            value = tl.where(present != 0, 0.0, float("-inf")).to(masked.dtype.element_ty)
-            tl.store(masked + row * JP + at, value, mask=at < JP)
+        rest = pid - BH * blocks_i * blocks_j
+        blocks_r = tl.cdiv(MR, BLOCK)
+        first_j, rest = (rest % blocks_j) * BLOCK, rest // blocks_j
+        r = (rest % blocks_r) * BLOCK + tl.arange(0, BLOCK)[:, None].to(tl.int64)
+        j = first_j + tl.arange(0, BLOCK)[None, :].to(tl.int64)
+        b = (rest // blocks_r).to(tl.int64)
+        present = tl.load(mask + b * m_b + (r * m_r + j * m_j), mask=(r < MR) & (j < NJ), other=0)
+        value = tl.where(present != 0, 0.0, float("-inf")).to(masked.dtype.element_ty)
+        tl.store(masked + b * MR * JP + (r * JP + j), value, mask=(r < MR) & (j < JP))
 
 
 @triton.jit
@@ -181,7 +215,7 @@ def forward_kernel(
             r = tl.minimum(first_r + n, R - 1).to(tl.int64)
             kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP, EVEN)
             vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP, EVEN)
-            s = tl.dot(queries[n], tl.trans(kt), input_precision=PRECISION) * unit_scale
+            s = _product(queries[n], kt, PRECISION, WIDE) * unit_scale
             if HAS_BIAS:
                 s += b_tile
             if HAS_MASK:
@@ -270,7 +304,7 @@ def query_gradient_kernel(
             r = tl.minimum(first_r + n, R - 1).to(tl.int64)
             kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP, EVEN)
             vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP, EVEN)
-            s = tl.dot(queries[n], tl.trans(kt), input_precision=PRECISION) * unit_scale
+            s = _product(queries[n], kt, PRECISION, WIDE) * unit_scale
             if HAS_BIAS:
                 s += b_tile
             if HAS_MASK:
@@ -278,7 +312,7 @@ def query_gradient_kernel(
             if not EVEN and not HAS_BIAS and not HAS_MASK:
                 s = tl.where(j[None, :] < NJ - start, s, float("-inf"))
             p = _weights(s, logs[n], WIDE, 0)
-            dp = tl.dot(grads[n], tl.trans(vt), input_precision=PRECISION)
+            dp = _product(grads[n], vt, PRECISION, WIDE)
             correction = corrections[n]
             if WIDE:
                 # So few keys that the output's own roundings would: all are here for the mean over keys.
@@ -349,12 +383,12 @@ def key_gradient_kernel(
             correction = tl.load(delta + row * IP + start + i)
             if not EVEN:
                 correction = tl.where(i < NI - start, correction, 0.0)
-            s = tl.dot(keys[n], tl.trans(qt), input_precision=PRECISION) * unit_scale
+            s = _product(keys[n], qt, PRECISION, WIDE) * unit_scale
             if HAS_BIAS:
                 s += b_tile
             p = _weights(s, logs, WIDE, 1)
             dvs += (tl.dot(p.to(gt.dtype), gt, old_dvs[n], input_precision=PRECISION),)
-            ds = p * (tl.dot(values[n], tl.trans(gt), input_precision=PRECISION) - correction[None, :])
+            ds = p * (_product(values[n], gt, PRECISION, WIDE) - correction[None, :])
             dks += (tl.dot(ds.to(qt.dtype), qt, old_dks[n], input_precision=PRECISION),)
     for n in tl.static_range(ROWS):
         r = (first_r + n).to(tl.int64)
@@ -408,10 +442,10 @@ def bias_gradient_kernel(
         row = (b * R + r) * H + h
         logs = _load_lines(lse, row, first_i, i, NI, IP, WIDE, EVEN)
         correction = tl.load(delta + row * IP + tl.minimum(first_i + i, NI - 1))
-        s = tl.dot(qt, tl.trans(kt), input_precision=PRECISION) * unit_scale + b_tile
+        s = _product(qt, kt, PRECISION, WIDE) * unit_scale + b_tile
         if HAS_MASK:
             s += tl.load(mask + b * m_b + r * m_r + first_j + j)[None, :]
         p = _weights(s, logs, WIDE, 0)
-        acc += p * (tl.dot(gt, tl.trans(vt), input_precision=PRECISION) - correction[:, None])
+        acc += p * (_product(gt, vt, PRECISION, WIDE) - correction[:, None])
     place = (((part * B + b) * H + h) * NI + first_i + i)[:, None] * JP + first_j + j[None, :]
     tl.store(dbias + place, acc, mask=(first_i + i < NI)[:, None])

@@ -146,7 +146,7 @@ def _plan_prepare(
     ip, jp = padded(i), padded(j)
     return Launch(
         kernel.prepare_kernel,
-        b * h * blocks(ip, _BLOCK) * blocks(jp, _BLOCK) + m_shape[0] * m_shape[1],
+        (b * h * blocks(ip, _BLOCK) + m_shape[0] * blocks(m_shape[1], _BLOCK)) * blocks(jp, _BLOCK),
         (b * h, max(h, 1), i, j, ip, jp, m_shape[1], *b_strides, *m_strides),
         {"SCALE": UNIT[dtype] if wanted.scale is None else wanted.scale, "LIMIT": LIMIT[dtype],
          "BLOCK": _BLOCK, "PLAIN": wanted.plain, "TRANSPOSED": wanted.transposed, "ZEROS": wanted.zeros},
