@@ -163,15 +163,14 @@ def prepare_kernel(
             nothing = tl.zeros([BLOCK, BLOCK], tl.float32)
             tl.store(dbias + head * NI * JP + (i * JP + j), nothing, mask=(i < NI) & (j < JP))
     else:
-        rest = pid - BH * blocks_i * blocks_j
-        blocks_r = tl.cdiv(MR, BLOCK)
-        first_j, rest = (rest % blocks_j) * BLOCK, rest // blocks_j
-        r = (rest % blocks_r) * BLOCK + tl.arange(0, BLOCK)[:, None].to(tl.int64)
-        j = first_j + tl.arange(0, BLOCK)[None, :].to(tl.int64)
-        b = (rest // blocks_r).to(tl.int64)
-        present = tl.load(mask + b * m_b + (r * m_r + j * m_j), mask=(r < MR) & (j < NJ), other=0)
-        value = tl.where(present != 0, 0.0, float("-inf")).to(masked.dtype.element_ty)
-        tl.store(masked + b * MR * JP + (r * JP + j), value, mask=(r < MR) & (j < JP))
+        tile, blocks_r = pid - BH * blocks_i * blocks_j, tl.cdiv(MR, BLOCK)
+        line, batch = tile // blocks_j % blocks_r, (tile // blocks_j // blocks_r).to(tl.int64)
+        row = line * BLOCK + tl.arange(0, BLOCK)[:, None].to(tl.int64)
+        key = tile % blocks_j * BLOCK + tl.arange(0, BLOCK)[None, :].to(tl.int64)
+        held = mask + batch * m_b + (row * m_r + key * m_j)
+        held = tl.load(held, mask=(row < MR) & (key < NJ), other=0) != 0
+        absent = tl.where(held, 0.0, float("-inf")).to(masked.dtype.element_ty)
+        tl.store(masked + batch * MR * JP + (row * JP + key), absent, mask=(row < MR) & (key < JP))
 
 
 @triton.jit
