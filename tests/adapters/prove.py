@@ -25,9 +25,10 @@ STEPS = 20
 ONE_ORDER = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
 #: Two chains of one kind and one of another, part of a heme, paired rows; their copies lie outside the crop.
 SAMPLE = ("--entry", "2hhb", "--index", "13")
-#: Eight chains of three kinds; chains bonded to others; unresolved atoms.
+#: Eight chains of three kinds; two chains with many equivalent atoms; bonded chains; unresolved atoms.
 EXCHANGES = (
     ("--entry", "2hhb", "--index", "1"),
+    ("--entry", "2hhb", "--index", "2"),
     ("--entry", "1pfe", "--index", "8"),
     ("--entry", "209d-assembly1", "--index", "1"),
 )
