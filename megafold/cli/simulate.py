@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 _GPUS = [2**power for power in range(11)]
+#: Length of the comparison of schemes where none is asked for.
+_TOKENS = 2048
 
 
 @click.command(name="simulate")
@@ -23,8 +25,20 @@ _GPUS = [2**power for power in range(11)]
 @click.option(
     "--sp", type=click.IntRange(1), help="GPUs a sample, with --tokens; default: as few as hold it."
 )
+@click.option(
+    "--schemes", is_flag=True, help="Also compare ways to share the trunk: ours, gathering rows, tiles."
+)
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw that comparison: a PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(name: str, gpus: tuple[int, ...], tokens: int | None, sp: int | None, as_json: bool) -> None:
+def command(
+    name: str,
+    gpus: tuple[int, ...],
+    tokens: int | None,
+    sp: int | None,
+    schemes: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
     """Project the longest complex, the time of a step and its exposed communication.
 
     The first table shares the longest sample that fits among the GPUs. With --tokens a second one shares
@@ -33,16 +47,46 @@ def command(name: str, gpus: tuple[int, ...], tokens: int | None, sp: int | None
     from megafold.trainer.parallel.simulator import bundled, read_inputs
 
     inputs = read_inputs(bundled().get(name, Path(name)))
-    lengths = [_longest(inputs, number) for number in gpus or _GPUS]
-    steps = [] if tokens is None else [_step(inputs, number, tokens, sp) for number in gpus or _GPUS]
-    if as_json:
-        click.echo(json.dumps({"inputs": inputs.name, "longest": lengths, "steps": steps}, indent=1))
-        return
-    click.echo(f"{inputs.name}\n\nThe longest sample that fits:")
-    _print(lengths)
+    numbers = gpus or _GPUS
+    tables = {"longest": ("The longest sample that fits:", [_longest(inputs, number) for number in numbers])}
     if tokens is not None:
-        click.echo(f"\n{tokens} tokens:")
-        _print(steps)
+        tables["steps"] = (f"{tokens} tokens:", [_step(inputs, number, tokens, sp) for number in numbers])
+    length = tokens or _TOKENS
+    if schemes:
+        title = f"Ways to share the trunk; bytes and seconds for {length} tokens:"
+        tables["schemes"] = (title, [row for number in numbers for row in _schemes(inputs, number, length)])
+    if plot is not None:
+        from megafold.trainer.parallel.simulator_plot import draw
+
+        draw(inputs, numbers, length, plot)
+    if as_json:
+        click.echo(
+            json.dumps({"inputs": inputs.name} | {key: rows for key, (_, rows) in tables.items()}, indent=1)
+        )
+        return
+    click.echo(inputs.name)
+    for title, rows in tables.values():
+        click.echo(f"\n{title}")
+        _print(rows)
+    if plot is not None:
+        click.echo(f"\nDrawn: {plot}")
+
+
+def _schemes(inputs: Any, p: int, tokens: int) -> list[dict[str, Any]]:
+    from megafold.trainer.parallel import schemes
+
+    n = p * -(-tokens // p)
+    return [
+        {
+            "gpus": p,
+            "scheme": scheme,
+            "tokens": schemes.longest(scheme, inputs, p),
+            "block_mib": round(2 * schemes.sent(scheme, inputs.network, n, p) / 2**20, 1),
+            "transfers_s": round(schemes.transfers_s(scheme, inputs, n, p), 3),
+        }
+        for scheme in schemes.SCHEMES
+        if p > 1 and schemes.exists(scheme, p)
+    ]
 
 
 def _longest(inputs: Any, gpus: int) -> dict[str, Any]:

@@ -166,6 +166,26 @@ def test_gradients_are_summed_in_float32_at_least(rank_pool):
     assert results == [expected, expected, expected, []]
 
 
+def check_wide_parts(size: int) -> tuple[float, float]:
+    """A bfloat16 tensor's gradient from parts that it cannot hold: summed as they are, or rounded first."""
+    peers = peers_of(size)
+    if peers is None:
+        return 0.0, 0.0
+    found = []
+    for widen in (True, False):
+        x = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+        gathered = collectives.start_gather(x, peers, NAME).wait(widen=widen)
+        gathered.float().backward(torch.full((size, 2), 1 + 2**-8))
+        assert x.grad is not None
+        found.append(float(x.grad[0]))
+    return found[0], found[1]
+
+
+def test_parts_of_a_gradient_are_not_rounded_before_they_are_summed(rank_pool):
+    # 1 + 1/256 lies between two numbers of bfloat16 and goes to 1; three times it goes to 3 + 1/64.
+    assert rank_pool.run(check_wide_parts, 3)[:3] == [(3 + 1 / 64, 3.0)] * 3
+
+
 def test_one_rank_sends_nothing():
     x = rand(1, 3, 3, 2)
     with collectives.record_traffic() as records:

@@ -234,15 +234,16 @@ class _StartGather(torch.autograd.Function):
 
 class _FinishGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, token: Tensor, transfer: Transfer) -> Tensor:
+    def forward(ctx: Any, token: Tensor, transfer: Transfer, widen: bool) -> Tensor:
         ctx.transfer = transfer
-        return transfer.end()
+        gathered = transfer.end()
+        return wide(gathered) if widen else gathered
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
         ctx.transfer.begin_scatter(gradient)
-        return gradient.new_zeros(()), None
+        return gradient.new_zeros(()), None, None
 
 
 class Gathering:
@@ -258,11 +259,14 @@ class Gathering:
         self._transfer = Transfer(peers, name)
         self._token: Tensor = x if peers.size == 1 else _StartGather.apply(x, self._transfer)
 
-    def wait(self) -> Tensor:
-        """[P, ...]: every rank's tensor."""
+    def wait(self, *, widen: bool = False) -> Tensor:
+        """[P, ...]: every rank's tensor; ``widen``: in float32 at least, and so are gradients that come back.
+
+        Else the ranks' parts of a gradient are rounded to the tensor's dtype before they are summed.
+        """
         if self._transfer.peers.size == 1:
-            return self._token.unsqueeze(0)
-        gathered: Tensor = _FinishGather.apply(self._token, self._transfer)
+            return wide(self._token.unsqueeze(0)) if widen else self._token.unsqueeze(0)
+        gathered: Tensor = _FinishGather.apply(self._token, self._transfer, widen)
         return gathered
 
 

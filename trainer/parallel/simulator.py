@@ -223,10 +223,10 @@ def project(inputs: Inputs, *, gpus: int, sp: int, tokens: int) -> Projection:
     sent_bytes = blocks_in_all * (passes * sent["forward"] + sent["backward"])
     pair = network.c_z * n**2 * (sp - 1) / sp
     for width in (_BF16, _FP32):  # z to the diffusion module, and its gradient back
-        exposed_ms += _transfer_ms(inputs.links, pair * width, sp, 1)
+        exposed_ms += transfer_ms(inputs.links, pair * width, sp, 1)
         sent_bytes += pair * width
     gradients = 2 * network.parameters_million * 1e6 * _FP32 * (gpus - 1) / gpus
-    exposed_ms += _transfer_ms(inputs.links, gradients, gpus, 2)
+    exposed_ms += transfer_ms(inputs.links, gradients, gpus, 2)
     return Projection(
         gpus=gpus,
         sp=sp,
@@ -281,14 +281,14 @@ def _block_transfers(inputs: Inputs, n: int, p: int) -> tuple[dict[str, float], 
     }
     exposed, sent = {}, {}
     for direction, uses in block_bytes(inputs.network, n, p).items():
-        times = {use: _transfer_ms(inputs.links, size, p, _CALLS[use]) for use, size in uses.items()}
+        times = {use: transfer_ms(inputs.links, size, p, _CALLS[use]) for use, size in uses.items()}
         if "bias" in times:
             times["bias"] = max(0.0, times["bias"] - work[direction])
         exposed[direction], sent[direction] = sum(times.values()), sum(uses.values())
     return exposed, sent
 
 
-def _transfer_ms(links: Links, sent: float, p: int, calls: int) -> float:
+def transfer_ms(links: Links, sent: float, p: int, calls: int) -> float:
     """Time of collectives among ``p`` ranks of which each sends ``sent`` bytes."""
     if p == 1:
         return 0.0

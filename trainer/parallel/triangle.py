@@ -13,7 +13,6 @@ from torch import Tensor
 from megafold.trainer import ops
 from megafold.trainer.model.pairformer import PairUpdate
 from megafold.trainer.model.triangle import TriangleAttention, TriangleMultiplication
-from megafold.trainer.ops.precision import wide
 from megafold.trainer.parallel.collectives import (
     Transfer,
     all_to_all,
@@ -141,8 +140,7 @@ def triangle_attention(
     qkv, gate = projected.split([each.out_features for each in layers], dim=-1)
     # [B, R, N, 3·H·D] → three of [B, R, H, N, D]
     q, k, v = qkv.unflatten(-1, (3, layer.n_head, -1)).permute(3, 0, 1, 4, 2, 5)
-    # Wide, so that the ranks' parts of its gradient are not rounded before they are summed.
-    o = ops.evoattention(q, k, v, wide(join(gathering.wait(), 2)), mask)
+    o = ops.evoattention(q, k, v, join(gathering.wait(widen=True), 2), mask)
     return ops.gated_output(
         o.transpose(2, 3).flatten(-2),
         gate,
