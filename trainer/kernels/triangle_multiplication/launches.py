@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What the gradients of matrices are made of: H [parts, rows, width] and S [parts, rows], float32.
+    """What the gradients of matrices are made of: H [parts, rows, width] and S [parts, rows], float32, flat.
 
     Rows and width: 4·C and Z of projection and gate, Z and Z of output_gate, Z and C of output.
     """
@@ -129,6 +129,13 @@ class Call:
         of_input, of_output = self.tiles.weight_gradient, self.tiles.output_weight_gradient
         slices = 2 * self.c // self._weight_block
         return self._parts(of_input, slices), self._parts(of_output, self.z // self._output_weight_block)
+
+    @cached_property
+    def part_sizes(self) -> list[int]:
+        """Numbers of :class:`Parts`; each a multiple of 4, so that all begin at 16 bytes."""
+        (parts, out_parts), z, c = self.parts, self.z, self.c
+        of_input, of_output = 4 * c * parts, z * out_parts
+        return [of_input * z, of_input, of_output * z, of_output, of_output * c, of_output]
 
     @property
     def _weight_block(self) -> int:
@@ -348,17 +355,13 @@ def weight_gradient(
 ) -> Parts:  # fmt: skip
     """The parts of the gradients of all matrices."""
 
-    def room(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=call.device)
-
-    (parts, out_parts), z, c = call.parts, call.z, call.c
-    of_input = room(parts, 4 * c, z), room(parts, 4 * c)
-    of_gate = room(out_parts, z, z), room(out_parts, z)
-    of_output = room(out_parts, z, c), room(out_parts, z)
-    call.weight_gradient(standard, dab, prepared.packed, prepared.offsets, factors, *of_input)
-    call.output_gate_gradient(standard, dproducts, *of_gate)
-    call.closing_gradient(summed, dproducts, *of_output)
-    return Parts(*of_input, *of_gate, *of_output)
+    sizes = call.part_sizes
+    parts = Parts(*torch.empty(sum(sizes), dtype=torch.float32, device=call.device).split(sizes))
+    matrices = prepared.packed, prepared.offsets
+    call.weight_gradient(standard, dab, *matrices, factors, parts.products, parts.sums)
+    call.output_gate_gradient(standard, dproducts, parts.gate_products, parts.gate_sums)
+    call.closing_gradient(summed, dproducts, parts.out_products, parts.out_sums)
+    return parts
 
 
 def finish(call: Call, parts: Parts, w: TriangleMultiplicationWeights) -> WeightGradients:
@@ -374,7 +377,8 @@ def finish(call: Call, parts: Parts, w: TriangleMultiplicationWeights) -> Weight
         room(z, c, dtype=w.output.dtype),
         room(2, c),
     )
-    in_shares, out_shares = room(rows // FINISHED["ROWS"], 2, z), room(z // FINISHED["ROWS"], 2, c)
+    shares = [rows // FINISHED["ROWS"] * 2 * z, z // FINISHED["ROWS"] * 2 * c]
+    in_shares, out_shares = room(sum(shares)).split(shares)
     call.finish(
         *parts, w.projection, w.gate, w.output_gate, w.output, w.norm_in_weight, w.norm_in_bias,
         w.norm_out_weight, w.norm_out_bias, made.matrices_in, made.output, in_shares, out_shares,
