@@ -163,9 +163,10 @@ def added(**inputs: Tensor) -> Tensor:
     return ops.transition.naive(**inputs, residual=True)
 
 
-@pytest.mark.parametrize("channels", [64, 48])  # one kernel, and a sum of its own
+@pytest.mark.parametrize(("channels", "few"), [(64, 0), (48, 0), (48, 100)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_transition_with_its_residual(channels, dtype):
+def test_transition_with_its_residual(channels, few, dtype, monkeypatch):
+    monkeypatch.setattr(transition, "FEW_ROWS", few)
     ours = functools.partial(transition.transition, residual=True)
     subject = Subject(ours, Operator(added), transition_inputs, (3, 15, channels))
     subject.case(dtype=dtype).assert_as_exact_as_eager()
@@ -213,13 +214,16 @@ def test_conditioning_that_copies_share(s_shape):
 
 
 @pytest.mark.parametrize(("shape", "expansion"), [((9, 48), 2), ((9, 64), 2), ((5, 128), 1), ((3, 96), 1)])
+@pytest.mark.parametrize("few", [0, 100])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_transition_fused_or_composed(shape, expansion, dtype):
+def test_transition_fused_composed_or_of_few_rows(shape, expansion, few, dtype, monkeypatch):
+    monkeypatch.setattr(transition, "FEW_ROWS", few)
     SUBJECTS["transition"].case(shape, dtype, expansion=expansion).assert_as_exact_as_eager()
 
 
 @pytest.mark.parametrize("shape", [(300, 64), (300, 48)])
 def test_transition_in_several_strips(monkeypatch, shape):
+    monkeypatch.setattr(transition, "FEW_ROWS", 0)
     monkeypatch.setattr(fused, "LEAST_SCRATCH_BYTES", 1)
     monkeypatch.setattr(fused, "SCRATCH_BYTES", 150_000)
     monkeypatch.setattr(composed, "SCRATCH_BYTES", 150_000)

@@ -44,6 +44,20 @@ def _activate(launch: Launcher, tensors: tuple[Tensor, ...]) -> None:
     launch(rows * blocks(hidden, block), tensors, (), {"H": hidden, "BLOCK": block}, {})
 
 
+def activate(both: Tensor) -> Tensor:
+    """[rows, 2·H] → [rows, H]."""
+    hidden = both.new_empty((both.shape[0], both.shape[1] // 2))
+    _activate(_launch_activation, (both, hidden))
+    return hidden
+
+
+def activate_gradient(both: Tensor, dhidden: Tensor) -> Tensor:
+    """``both`` becomes its own gradient; returns what :func:`activate` made of it."""
+    hidden = torch.empty_like(dhidden)
+    _activate(_launch_activation_gradient, (both, dhidden, hidden))
+    return hidden
+
+
 def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
     """The operator's result in ``dtype``."""
     rows = as_rows(x)
@@ -54,9 +68,7 @@ def forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> Tensor:
     with full_precision(x):
         for here in _strips(rows.shape[0], 3 * hidden_channels, dtype.itemsize):
             both = _input(rows[here], parameters, dtype) @ weight_in.T
-            hidden = both.new_empty((both.shape[0], hidden_channels))
-            _activate(_launch_activation, (both, hidden))
-            torch.mm(hidden, weight_out.T, out=out_rows[here])
+            torch.mm(activate(both), weight_out.T, out=out_rows[here])
     return out
 
 
@@ -100,9 +112,7 @@ def _backward_of_rows(rows: Tensor, grad: Tensor, parameters: Parameters, wanted
     weight_in, weight_out = parameters.products(grad.dtype)
     a = _input(rows, parameters, grad.dtype)
     both = a @ weight_in.T
-    dhidden = grad @ weight_out
-    hidden = torch.empty_like(dhidden)
-    _activate(_launch_activation_gradient, (both, dhidden, hidden))
+    hidden = activate_gradient(both, grad @ weight_out)
     nothing = no_gradient(grad)
     return [
         both @ weight_in if any(wanted[:3]) else nothing,

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from megafold.trainer.kernels.differentiable import Differentiable
 from megafold.trainer.kernels.layernorm.operator import FEW_ROWS, FLOATS, INTERPRETED, MOST_CHANNELS
-from megafold.trainer.kernels.transition import composed, fused
+from megafold.trainer.kernels.transition import composed, few, fused
 from megafold.trainer.kernels.transition.fused import Parameters, fits
 from megafold.trainer.ops.precision import result_dtype
 from megafold.trainer.ops.registry import register
@@ -78,7 +78,7 @@ _swiglu_operator = Differentiable("swiglu", _swiglu, _swiglu_backward, _shape)
 
 def unsupported(x: Tensor, weight_in: Tensor, weight_out: Tensor) -> str | None:
     """Why the kernels cannot take swiglu's arguments; None: they can."""
-    return _unsupported(x, weight_in, weight_out, ())
+    return _unsupported(x, weight_in, weight_out, ()) or _few(x, weight_in, weight_out)
 
 
 def unsupported_norm(
@@ -86,7 +86,10 @@ def unsupported_norm(
     residual: bool = False,
 ) -> str | None:  # fmt: skip
     """Why the kernels cannot take transition's arguments; None: they can."""
-    return _unsupported(x, weight_in, weight_out, (norm_weight, norm_bias))
+    reason = _unsupported(x, weight_in, weight_out, (norm_weight, norm_bias))
+    if reason is None and torch.compiler.is_compiling():
+        return _few(x, weight_in, weight_out)
+    return reason
 
 
 def _unsupported(x: Tensor, weight_in: Tensor, weight_out: Tensor, norm: tuple[Tensor, ...]) -> str | None:
@@ -100,8 +103,14 @@ def _unsupported(x: Tensor, weight_in: Tensor, weight_out: Tensor, norm: tuple[T
         return f"{x.shape[-1]} channels"
     if x.numel() == 0:
         return "empty"
-    few = x.shape[:-1].numel() <= FEW_ROWS and not fits(x, weight_in, weight_out, dtype)
-    return f"{x.shape[:-1].numel()} rows of {x.shape[-1]} channels" if few else None
+    return None
+
+
+def _few(x: Tensor, weight_in: Tensor, weight_out: Tensor) -> str | None:
+    """That the rows are few, where no kernel takes them whole."""
+    rows = x.shape[:-1].numel()
+    few = rows <= FEW_ROWS and not fits(x, weight_in, weight_out, result_dtype(x))
+    return f"{rows} rows of {x.shape[-1]} channels" if few else None
 
 
 @register("transition", "triton", supports=unsupported_norm)
@@ -112,6 +121,8 @@ def transition(
     """See :func:`megafold.trainer.ops.transition.transition`."""
     dtype = result_dtype(x)
     inputs = (x, norm_weight, norm_bias, weight_in, weight_out, dtype)
+    if not torch.compiler.is_compiling() and _few(x, weight_in, weight_out):
+        return few.transition(*inputs, residual=residual)
     if not residual:
         return _transition_operator(*inputs)
     if x.dtype == dtype and fits(x, weight_in, weight_out, dtype):
