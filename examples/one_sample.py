@@ -10,7 +10,14 @@ import random
 import numpy as np
 import torch
 
-from megafold.pipeline.stream import CropConfig, MsaConfig, SamplingConfig, Stream, StreamConfig
+from megafold.pipeline.stream import (
+    CropConfig,
+    MsaConfig,
+    SamplingConfig,
+    Stream,
+    StreamConfig,
+    TemplateConfig,
+)
 
 
 def arguments():
@@ -27,6 +34,7 @@ def draw(args):
     config = StreamConfig(
         crop=CropConfig(tokens=48),
         msa=MsaConfig(rows=16),
+        template=TemplateConfig(days_before_release=-40_000),  # of any date: not for real training
         sampling=SamplingConfig(entries=(args.entry,) if args.entry else ()),
         symmetry=True,
     )

@@ -1,7 +1,8 @@
-"""Whether OpenFold3 finds center, representative and frame atoms: ``features_openfold3.py CACHE …``.
+"""Whether OpenFold3 finds a sample's atoms and templates in a batch: ``features_openfold3.py CACHE …``.
 
-The package's model looks atoms up by a residue's class and their place in it. What it finds must be what the
-sample says. Runs in the package's environment; arguments as for the examples.
+The package's model looks atoms up by a residue's class and their place in it; what it finds must be what the
+sample says. Its own distograms and unit vectors of templates must be the adapter's. Runs in the package's
+environment; arguments as for the examples.
 """
 
 import sys
@@ -10,7 +11,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import numpy as np
+import torch
 from one_sample import arguments, draw
+from openfold3.core.data.primitives.featurization.template import (
+    create_template_distogram,
+    create_template_unit_vector,
+)
 from openfold3.core.utils.atomize_utils import (
     get_token_center_atoms,
     get_token_frame_atoms,
@@ -47,11 +53,27 @@ def differences(features, batch):
             yield f"frames of residues: atom {place} is another"
 
 
+def template_differences(features, batch):
+    asym = torch.from_numpy(features["asym_id"])
+    same_chain = (asym[:, None] == asym)[None, :, :, None]
+    beta, beta_mask = features["template_pseudo_beta"], features["template_pseudo_beta_mask"]
+    frame, frame_mask = features["template_backbone_frame"], features["template_backbone_frame_mask"]
+    distogram = create_template_distogram(beta, beta_mask.astype(float), same_chain)
+    vector = create_template_unit_vector(frame, torch.from_numpy(frame_mask).float(), same_chain)
+    if not np.array_equal(batch["template_distogram"][0], distogram):
+        yield "template_distogram: another"
+    if not np.allclose(batch["template_unit_vector"][0], vector, atol=1e-4):
+        yield "template_unit_vector: another"
+
+
 def main():
     sample = draw(arguments())
     batch = default_convert(to_openfold3_batch([to_openfold3(sample.features)]))
     wrong = list(differences(sample.features, batch))
-    print(f"openfold3, {sample.meta['entry']}: center, representative and frame atoms found by the model")
+    n_template = len(sample.features["template_restype"])
+    if n_template:
+        wrong += template_differences(sample.features, batch)
+    print(f"openfold3, {sample.meta['entry']}: atoms and {n_template} templates as its own code has them")
     if wrong:
         sys.exit("\n".join(wrong))
 
