@@ -36,6 +36,9 @@ from megafold.trainer.ops.registry import active_backend
 
 #: Kinds and shapes of blocks that are recorded, at most: their memory stays taken.
 _MOST_SHAPES: Final = 32
+#: Bytes of a block's largest input up to which it is replayed: 128 channels of 700 tokens' pairs in bfloat16.
+#: Beyond it kernels last longer than launches, and the memory that graphs hold is better used.
+LARGEST_INPUT: Final = 128 * 2**20
 #: Back ends whose operators do the same at every call.
 _BACKENDS: Final = ("eager", "triton")
 #: Attributes of a module that say what it computes, besides its tensors.
@@ -141,12 +144,14 @@ class BlockGraphs:
         replays: forward passes replayed so far.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, largest: int = LARGEST_INPUT) -> None:
+        """``largest``: bytes of an input up to which a block is replayed."""
         self.declined: dict[Key, str] = {}
         self.seconds = 0.0
         self.bytes = 0
         self.replays = 0
         self._recorder = recorder
+        self._largest = largest
         self._recomputed: dict[Key, _Recomputed] = {}
         self._kept: dict[Key, _Kept] = {}
         self._shapes: set[Key] = set()
@@ -169,7 +174,7 @@ class BlockGraphs:
     def call(self, block: nn.Module, inputs: Sequence[Any], *, keep: bool) -> Any:
         """The block's result, replayed; None if it has to be called plainly. ``keep``: its activations."""
         known = self._known(block)
-        key = None if known is None else _key(known.kind, block.training, inputs)
+        key = None if known is None else _key(known.kind, block.training, inputs, self._largest)
         if known is None or key is None or key in self.declined:
             return None
         tensors = [*(x for x in inputs if isinstance(x, Tensor)), *known.tensors]
@@ -530,7 +535,7 @@ def _signature(block: nn.Module) -> Key | None:
     return (*parts, *((t.shape, t.dtype, t.device) for t in tensors))
 
 
-def _key(kind: int, training: bool, inputs: Sequence[Any]) -> Key | None:
+def _key(kind: int, training: bool, inputs: Sequence[Any], largest: int) -> Key | None:
     """What a recording depends on; None if the call cannot be recorded."""
     backend = active_backend()
     if backend not in _BACKENDS or not isinstance(inputs[0], Tensor):
@@ -538,6 +543,8 @@ def _key(kind: int, training: bool, inputs: Sequence[Any]) -> Key | None:
     parts: list[Any] = []
     for x in inputs:
         if isinstance(x, Tensor):
+            if x.numel() * x.element_size() > largest:
+                return None
             parts.append((x.shape, x.dtype, x.device))
         elif x is None or type(x).__hash__ is not None:
             parts.append(x)

@@ -289,6 +289,14 @@ def test_beyond_so_many_shapes_blocks_run_plainly():
     assert graphs.replays == 33
 
 
+def test_large_inputs_run_plainly():
+    graphs, block = BlockGraphs(Rerun(), largest=4 * 6 * 8), layers(1)[0]
+    plain_calls(graphs, block, *inputs(5))
+    assert graphs.replays == 0
+    plain_calls(graphs, block, *inputs(4))
+    assert graphs.replays == 3
+
+
 def test_blocks_that_compute_something_else_are_told_apart():
     graphs = BlockGraphs(Rerun())
     blocks = [Layer(0.5), Layer(0.25), Layer(0.5)]
