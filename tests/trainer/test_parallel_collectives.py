@@ -1,6 +1,8 @@
 """Collectives over real gloo ranks: values against indexing of the whole tensor, gradients by gradcheck."""
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,6 +186,39 @@ def check_wide_parts(size: int) -> tuple[float, float]:
 def test_parts_of_a_gradient_are_not_rounded_before_they_are_summed(rank_pool):
     # 1 + 1/256 lies between two numbers of bfloat16 and goes to 1; three times it goes to 3 + 1/64.
     assert rank_pool.run(check_wide_parts, 3)[:3] == [(3 + 1 / 64, 3.0)] * 3
+
+
+#: What moves without a gradient, outside of the collectives that have one: rows of a boolean matrix, and the
+#: structure by which ranks choose alike.
+WITHOUT_GRADIENT = {("training.py", "all_gather"), ("model.py", "broadcast")}
+
+
+def test_what_has_a_gradient_is_sent_by_the_collectives_alone():
+    """No other module names a function of torch.distributed that sends, so none goes round the registry."""
+    sends = (
+        "all_",
+        "reduce",
+        "broadcast",
+        "scatter",
+        "gather",
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "batch_isend",
+    )
+    folder = Path(collectives.__file__).parent
+    found = set()
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
+                found |= {(path.name, alias.name) for alias in node.names if alias.name.startswith(sends)}
+            if isinstance(node, ast.Attribute) and node.attr.startswith(sends):
+                owner = ast.unparse(node.value)
+                if owner == "dist" or owner.startswith("torch.distributed"):
+                    found.add((path.name, node.attr))
+    assert {use for use in found if use[0] != "collectives.py"} == WITHOUT_GRADIENT
+    assert ("collectives.py", "all_to_all_single") in found
 
 
 def test_one_rank_sends_nothing():
