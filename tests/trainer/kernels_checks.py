@@ -57,26 +57,31 @@ def relative(value: Tensor, exact: Tensor) -> float:
     return (value.double() - exact).norm().item() / (norm if norm > 0 else 1.0)
 
 
-def assert_as_exact_as_eager(case: Any, judge: Callable[[Any], tuple[Results, Results, Results]]) -> None:
+def assert_as_exact_as_eager(
+    case: Any, judge: Callable[[Any], tuple[Results, Results, Results]], rounding: float = ROUNDING
+) -> None:
     """Every result's error is within :data:`FACTOR` of the reference's in the same dtype.
 
     ``judge`` gives a case's results by the kernels, by the reference in float64, and by the reference.
+    ``rounding``: see :data:`ROUNDING`.
 
     The error of one draw is chance where a result has few elements or few roundings: the ratio of two such
     errors scatters around its mean by tens of percents. So a result that one draw does not clear is judged by
     the root mean square over :data:`DRAWS` draws, in which a kernel that is less exact stays so.
     """
-    pooled = {name: [errors] for name, errors in _errors(*judge(case)).items()}
+    pooled = {name: [errors] for name, errors in _errors(*judge(case), rounding).items()}
     late = {name for name, errors in pooled.items() if not _within(errors)}
     for seed in range(1, DRAWS) if late else ():
-        for name, errors in _errors(*judge(redrawn(case, seed))).items():
+        for name, errors in _errors(*judge(redrawn(case, seed)), rounding).items():
             pooled[name].append(errors)
     for name in late:
         ours, eager, floor = _root_mean_square(pooled[name])
         assert _within(pooled[name]), f"{name}: {ours:.3g}, eager {eager:.3g}, one rounding {floor:.3g}"
 
 
-def _errors(ours: Results, exact: Results, eager: Results) -> dict[str, tuple[float, float, float]]:
+def _errors(
+    ours: Results, exact: Results, eager: Results, rounding: float = ROUNDING
+) -> dict[str, tuple[float, float, float]]:
     """By result: our error, eager's, and what is not held against us."""
     assert set(ours) == set(exact) == set(eager)
     assert any(torch.count_nonzero(each) for each in exact.values()), "where all is 0 nothing is checked"
@@ -85,7 +90,7 @@ def _errors(ours: Results, exact: Results, eager: Results) -> dict[str, tuple[fl
         assert torch.isfinite(value).all(), name
         assert value.dtype == eager[name].dtype, name
         assert value.shape == eager[name].shape, name
-        floor = ROUNDING * torch.finfo(value.dtype).eps
+        floor = rounding * torch.finfo(value.dtype).eps
         errors[name] = (relative(value, exact[name]), relative(eager[name], exact[name]), floor)
     return errors
 

@@ -27,6 +27,7 @@ from tests.trainer.kernels_checks import (
     DTYPES,
     HALF,
     OPCHECKS,
+    ROUNDING,
     Results,
     needs_gpu,
     unpoisoned,
@@ -143,7 +144,9 @@ class Case:
 
     def assert_as_exact_as_eager(self) -> None:
         """Output and every gradient, of the inputs as they are and of others like them."""
-        judged(self, Case.of_three)
+        # Fused in float32 in the interpreter alone, where NumPy adds rows one after the other.
+        fused_wide = DEVICE == "cpu" and self.grad.dtype == torch.float32 and "norm_bias" in self.inputs
+        judged(self, Case.of_three, 1.5 if fused_wide else ROUNDING)
 
 
 @each_operator

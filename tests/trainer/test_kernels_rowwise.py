@@ -14,12 +14,12 @@ from megafold.trainer.kernels.transition import kernel as transition
 from tests.trainer.kernels_interpreter import check_in_interpreter
 from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_source, row_source
 
-CHECKS = Path(__file__).with_name("kernels_rowwise.py")
+CHECKS = [Path(__file__).with_name(f"kernels_{name}.py") for name in ("judging", "rowwise")]
 compiles = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET is set")
 
 
 def test_numbers_in_the_interpreter():
-    check_in_interpreter(CHECKS)
+    check_in_interpreter(*CHECKS)
 
 
 @compiles

@@ -10,7 +10,13 @@ Bases are 64-bit pointers, offsets within a tile 32-bit.
 import triton
 import triton.language as tl
 
-from megafold.trainer.kernels.layernorm.kernel import load_channels, load_rows, standardised, store_rows
+from megafold.trainer.kernels.layernorm.kernel import (
+    load_channels,
+    load_rows,
+    row_mean,
+    standardised,
+    store_rows,
+)
 
 
 @triton.jit
@@ -22,6 +28,17 @@ def _load(base, rows, stride, present, C: tl.constexpr, CP: tl.constexpr):
         kept = kept & (c[None, :] < C)
     pointers = base + (rows.to(tl.int64) * stride)[:, None] + c[None, :]
     return tl.load(pointers, mask=kept, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _add(total, lost, value):
+    """``total`` + ``value``, and what rounding takes from it, to be put right by the next (Kahan's sum).
+
+    Copies are many, and one after the other they would round more than eager's sum, which is a tree.
+    """
+    put_right = value - lost
+    result = total + put_right
+    return result, (result - total) - put_right
 
 
 @triton.jit
@@ -55,17 +72,19 @@ def backward_kernel(
     gate = tl.sigmoid(_load(scale, rows, C, present, C, CP) + load_channels(scale_bias, C, CP))
     gate_sum = tl.zeros([BM, CP], tl.float32)
     shift_sum = tl.zeros([BM, CP], tl.float32)
+    gate_lost = tl.zeros([BM, CP], tl.float32)
+    shift_lost = tl.zeros([BM, CP], tl.float32)
     for copy in range(R):
         at = rows // INNER * (R * INNER) + copy * INNER + rows % INNER
         grad = _load(dout, at, C, present, C, CP)
         standard, inverse = standardised(_load(a, at, a_row, present, C, CP), C, CP, EPS)
         if CONDITIONING:
-            gate_sum += grad * standard
-            shift_sum += grad
+            gate_sum, gate_lost = _add(gate_sum, gate_lost, grad * standard)
+            shift_sum, shift_lost = _add(shift_sum, shift_lost, grad)
         if INPUT:
             grad = grad * gate
-            mean = (tl.sum(grad, 1) / C)[:, None]
-            along = (tl.sum(grad * standard, 1) / C)[:, None]
+            mean = row_mean(grad, C)[:, None]
+            along = row_mean(grad * standard, C)[:, None]
             result = (grad - mean - standard * along) * inverse
             c = tl.arange(0, CP)
             pointers = da + (at.to(tl.int64) * C)[:, None] + c[None, :]

@@ -12,6 +12,8 @@ with padding (rows of zeros).
 import triton
 import triton.language as tl
 
+from megafold.trainer.kernels.layernorm.kernel import row_mean, standardised
+
 
 @triton.jit
 def pack_kernel(
@@ -26,15 +28,6 @@ def pack_kernel(
         tl.float32
     )
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < TOTAL)
-
-
-@triton.jit
-def _standardised(x, channels, C: tl.constexpr, EPS: tl.constexpr):
-    """Rows of ``x`` with mean 0 and variance 1, and the reciprocal of the deviation they had."""
-    mean = tl.sum(x, 1) / C
-    centred = tl.where(channels[None, :] < C, x - mean[:, None], 0.0)
-    inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + EPS)
-    return centred * inverse[:, None], inverse
 
 
 @triton.jit
@@ -54,7 +47,7 @@ def project_kernel(
     inside = n < N - first
     source = z + b * z_b + r * z_r + tl.cast(first, tl.int64) * z_n + (n[:, None] * z_n + c[None, :])
     x = tl.load(source, mask=inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
-    standard, _ = _standardised(x, c, C, EPS)
+    standard, _ = standardised(x, C, CP, EPS)
     scale = tl.load(norm_weight + c, mask=c < C, other=0.0).to(tl.float32)
     shift = tl.load(norm_bias + c, mask=c < C, other=0.0).to(tl.float32)
     normed = (standard * scale[None, :] + shift[None, :]).to(weight.dtype.element_ty)
@@ -143,14 +136,14 @@ def input_gradient_kernel(
         x = tl.load(
             z + b * z_b + r * z_r + start * z_n + (n[:, None] * z_n + c[None, :]), mask=there, other=0.0
         )
-        standard, inverse = _standardised(x.to(tl.float32), c, C, EPS)
+        standard, inverse = standardised(x.to(tl.float32), C, CP, EPS)
         normed = (standard * scale[None, :] + shift[None, :]).to(weight.dtype.element_ty)
         dw = tl.dot(tl.trans(db), normed, dw, input_precision=PRECISION)
         dscale += tl.sum(dn * standard, 0)
         dshift += tl.sum(dn, 0)
         ds = dn * scale[None, :]
-        dx = ds - tl.sum(ds, 1)[:, None] / C - standard * (tl.sum(ds * standard, 1)[:, None] / C)
-        dx *= inverse[:, None]
+        dx = ds - row_mean(ds, C)[:, None] - standard * row_mean(ds * standard, C)[:, None]
+        dx *= inverse
         if HAS_RESIDUAL:
             grad = dout + b * g_b + r * g_r + start * g_n + (n[:, None] * g_n + c[None, :])
             dx += tl.load(grad, mask=there, other=0.0).to(tl.float32)
@@ -192,7 +185,7 @@ def weight_gradient_kernel(
         inside = n < N - first
         source = z + b * z_b + r * z_r + start * z_n + (n[:, None] * z_n + c[None, :])
         x = tl.load(source, mask=inside[:, None] & known[None, :], other=0.0).to(tl.float32)
-        standard, _ = _standardised(x, c, C, EPS)
+        standard, _ = standardised(x, C, CP, EPS)
         normed = (standard * scale[None, :] + shift[None, :]).to(dprojected.dtype.element_ty)
         line = dprojected + (b * R + r) * (N * HD) + start * D + n[:, None] * D
         d = tl.load(line + place[None, :], mask=inside[:, None] & real[None, :], other=0.0)

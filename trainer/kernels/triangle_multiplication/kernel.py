@@ -28,6 +28,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from megafold.trainer.kernels.layernorm.kernel import inverse_root
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 #: Rows of ``projection`` in a run of ``packed``; as many of ``gate`` follow.
@@ -253,7 +255,7 @@ def project_kernel(
     row, present = _positions(first, N, NP, R, ROWS, EVEN)
     tile = _load_rows(z, first, row, present, k, Z, EVEN).to(tl.float32)
     tile -= (tl.sum(tile, 1) / Z)[:, None]
-    scale = tl.rsqrt(tl.sum(tile * tile, 1) / Z + eps)
+    scale = inverse_root(tl.sum(tile * tile, 1) / Z + eps)
     narrow = (tile * scale[:, None]).to(standard.dtype.element_ty)
     if EVEN:
         held = tl.load(mask + first + local) != 0
@@ -292,7 +294,7 @@ def output_kernel(
     normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
     tile = _load_channels(x, first, c, R, ROWS, EVEN).to(tl.float32)
     tile -= (tl.sum(tile, 0) / C)[None, :]
-    scale = tl.rsqrt(tl.sum(tile * tile, 0) / C + eps)
+    scale = inverse_root(tl.sum(tile * tile, 0) / C + eps)
     narrow = tl.trans((tile * scale[None, :]).to(x.dtype.element_ty))
     if KEEP:
         tl.store(factors + R + first + local, scale, mask=local < R - first)
