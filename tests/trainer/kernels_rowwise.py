@@ -390,3 +390,22 @@ def test_many_row_counts_on_the_gpu(name, dtype):
     for rows in (1, 2, 63, 64, 65, 257, 1000):
         for channels in (64, 128, 256, 384):
             SUBJECTS[name].case((rows, channels), dtype).assert_as_exact_as_eager()
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["layernorm", "transition"])
+def test_offsets_beyond_32_bits(name):
+    """Of more than 2³¹ elements the last rows are what they are alone."""
+    subject, kept = SUBJECTS[name], 8
+    x = torch.randn(2**24 + kept, 128, device=DEVICE, dtype=torch.bfloat16)
+    grad = torch.randn_like(x)
+    assert x.numel() > 2**31
+    torch.manual_seed(0)
+    parameters = subject.inputs((1, 128), torch.bfloat16)
+    ours, alone = (
+        Case(subject, parameters | {"x": x[rows].requires_grad_()}, grad[rows]).results()
+        for rows in (slice(None), slice(-kept, None))
+    )
+    for key in ("out", "x"):
+        torch.testing.assert_close(ours[key][-kept:], alone[key], rtol=0.02, atol=0.02)
