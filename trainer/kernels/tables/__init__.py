@@ -136,7 +136,7 @@ def fields(tile: Any) -> TileFields:
     return asdict(tile)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family(Generic[Tiles]):
     """Kernels whose tiles stand together in a table, and how they are looked up.
 
