@@ -18,7 +18,7 @@ from megafold.trainer.ops.normalization import EPS
 WIDEST: Final = 256
 _PACK: Final = 1024
 #: Numbers that a program sums, and how many parts at a time.
-_SUM, _STEP = 256, 16
+_SUM, _STEP = 64, 64
 #: Launches remembered for a kernel: far more than a model's shapes.
 _REMEMBERED: Final = 1024
 #: Sizes or strides.
