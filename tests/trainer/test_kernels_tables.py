@@ -1,6 +1,8 @@
 """Tables of tiles: what is looked up, what a GPU without a table gets, that all fit, how they are tuned."""
 
 import json
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple
 from typing import Any
 
@@ -248,6 +250,44 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch, measured
     again: list[str] = []
     tune.tune(todo, path, 4.0, 0, again.append)
     assert again[-1] == "3 of 3 done, about 0.0 min left"
+
+
+class Processes:
+    """Stands for the processes that compile: what is to come of each candidate, by its keys."""
+
+    def __init__(self, outcomes: dict[int, Exception | None]) -> None:
+        self._outcomes = outcomes
+
+    def submit(self, _function: Any, _subject: Any, _role: str, tile: Tile) -> Future[None]:
+        future: Future[None] = Future()
+        if tile.bk in self._outcomes:
+            future.set_running_or_notify_cancel()
+            error = self._outcomes[tile.bk]
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+        return future
+
+    def shutdown(self, **_options: Any) -> None:
+        pass
+
+
+def test_candidates_that_are_not_compiled_in_time_or_crash_are_left_out(monkeypatch):
+    started: list[int] = []
+
+    def processes(count: int) -> Processes:
+        started.append(count)
+        return Processes({16: None, 32: BrokenProcessPool("killed"), 64: None})
+
+    monkeypatch.setattr(tune, "_processes", processes)
+    lines: list[str] = []
+    candidates = [Tile(64, bk, 1, 4, 1) for bk in (16, 32, 64, 128)]
+    with tune.Tuner(0.1, 3, lines.append) as tuner:
+        found = tuner._compiled(tune.Subject(FAMILY.name, "bf16", 32, 64), "forward", candidates)
+    assert [tile.bk for tile in found] == [16, 64]
+    assert started == [3, 3]
+    assert lines == ["evoattention forward: a process that compiled ended; others go on"]
 
 
 def test_without_a_gpu_the_command_says_what_it_needs():

@@ -9,7 +9,8 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import CancelledError, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import cache
@@ -110,10 +111,9 @@ class Tuner:
 
     def __init__(self, seconds: float, workers: int, report: Report) -> None:
         self._seconds = seconds
+        self._workers = workers
         self._report = report
-        self._pool = (
-            ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) if workers else None
-        )
+        self._pool = _processes(workers)
 
     def __enter__(self) -> "Tuner":
         return self
@@ -159,18 +159,22 @@ class Tuner:
         """Those candidates that were compiled in time."""
         if self._pool is None:
             return candidates
-        end = time.monotonic() + self._seconds
         pending = [self._pool.submit(_compile, subject, role, tile) for tile in candidates]
-        while time.monotonic() < end and not all(future.done() for future in pending):
-            time.sleep(0.05)
+        wait(pending, timeout=self._seconds)
         # What has begun ends before anything is measured.
-        begun = [not future.cancel() for future in pending]
-        done = []
-        for candidate, future, kept in zip(candidates, pending, begun, strict=True):
-            if kept:
-                future.result()
-                done.append(candidate)
-        return done
+        wait([future for future in pending if not future.cancel()])
+        errors = [CancelledError() if future.cancelled() else future.exception() for future in pending]
+        if any(isinstance(error, BrokenProcessPool) for error in errors):
+            # A candidate took its process along: the compiler's crash is not the tuner's.
+            self._report(f"{subject.family} {role}: a process that compiled ended; others go on")
+            self._pool = _processes(self._workers)
+        return [candidate for candidate, error in zip(candidates, errors, strict=True) if error is None]
+
+
+def _processes(count: int) -> ProcessPoolExecutor | None:
+    if count == 0:
+        return None
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
 
 def timed(
