@@ -26,7 +26,8 @@ FACTOR: Final = 1.3
 #: The error of one rounding of a result, in units of the dtype's epsilon: the least that is held against
 #: anyone. Eager is free of it where it is exact by chance.
 ROUNDING: Final = 0.25
-#: Draws of the inputs that are pooled where the first one does not show enough.
+#: Draws of the inputs that are pooled where the first one does not show enough: some, and if need be more.
+SOME_DRAWS: Final = 4
 DRAWS: Final = 12
 
 #: What ``torch.library.opcheck`` is to check: all that it can.
@@ -67,14 +68,16 @@ def assert_as_exact_as_eager(
 
     The error of one draw is chance where a result has few elements or few roundings: the ratio of two such
     errors scatters around its mean by tens of percents. So a result that one draw does not clear is judged by
-    the root mean square over :data:`DRAWS` draws, in which a kernel that is less exact stays so.
+    the root mean square over up to :data:`DRAWS` draws, in which a kernel that is less exact stays so.
     """
     pooled = {name: [errors] for name, errors in _errors(*judge(case), rounding).items()}
     late = {name for name, errors in pooled.items() if not _within(errors)}
-    for seed in range(1, DRAWS) if late else ():
+    for seed in range(1, DRAWS):
+        if seed in (1, SOME_DRAWS) and all(_within(pooled[name]) for name in late):
+            return
         for name, errors in _errors(*judge(redrawn(case, seed)), rounding).items():
             pooled[name].append(errors)
-    for name in late:
+    for name in sorted(late):
         ours, eager, floor = _root_mean_square(pooled[name])
         assert _within(pooled[name]), f"{name}: {ours:.3g}, eager {eager:.3g}, one rounding {floor:.3g}"
 
