@@ -383,12 +383,13 @@ class _Kept(_Recording):
             return [t.detach() for t in self._live]
 
         def backward() -> list[Tensor]:
-            return self._gradients.of(self._live, self._grads)
+            # Let go of here: parameters know one gradient node at a time, which belongs to its stream.
+            live, self._live = self._live, []
+            return self._gradients.of(live, self._grads)
 
         (self._forward, self._results), (self._backward, self._gradients.results) = self.recorder(
             forward, backward, alone=True
         )
-        self._live = []
 
     def is_free(self) -> bool:
         """No backward pass is to come that needs the activations."""
