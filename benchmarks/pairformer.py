@@ -106,7 +106,7 @@ def randomise(parameters: Iterable[nn.Parameter]) -> None:
                 parameter.normal_(std=parameter.shape[1] ** -0.5)
 
 
-def measure(name: str, length: int) -> Row:
+def measure(name: str, length: int, milliseconds: int) -> Row:
     torch.manual_seed(0)
     torch.cuda.empty_cache()
     made = boltz_layer(name, length) if name in BOLTZ else our_block(name, length)
@@ -135,8 +135,10 @@ def measure(name: str, length: int) -> Row:
     # What graphs hold is there before the step, and serves no one else.
     peak = (torch.cuda.max_memory_allocated() - before + made.held()) / GIB
     with torch.set_grad_enabled(name == "triton graphed"):
-        forward_ms = triton.testing.do_bench(forward, warmup=30, rep=150, return_mode="median")
-    both_ms = triton.testing.do_bench(step, warmup=50, rep=500, return_mode="median")
+        forward_ms = triton.testing.do_bench(
+            forward, warmup=milliseconds // 10, rep=milliseconds // 3, return_mode="median"
+        )
+    both_ms = triton.testing.do_bench(step, warmup=milliseconds // 10, rep=milliseconds, return_mode="median")
     return Row(name, length, forward_ms, both_ms, peak, count_kernels(step))
 
 
@@ -152,13 +154,13 @@ def count_kernels(step: Callable[[], None]) -> int:
     )
 
 
-def run(names: Sequence[str], lengths: Sequence[int]) -> list[Row]:
+def run(names: Sequence[str], lengths: Sequence[int], milliseconds: int) -> list[Row]:
     rows = []
     for length in lengths:
         for name in names:
             torch._dynamo.reset()
             try:
-                row = measure(name, length)
+                row = measure(name, length, milliseconds)
             except ImportError as error:
                 print(f"{length:5d} {name:21s} not measured: {error}", flush=True)
                 continue
@@ -193,13 +195,14 @@ def main() -> None:
     names = (*OURS, *BOLTZ)
     parser.add_argument("--blocks", nargs="+", choices=names, default=names, help="default: all")
     parser.add_argument("--lengths", nargs="+", type=int, default=[384, 768])
+    parser.add_argument("--milliseconds", type=int, default=500, help="how long a step is repeated")
     parser.add_argument("--calling-thread", action="store_true", help="run the backward on this thread")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     device = torch.cuda.get_device_name()
     print(f"torch {torch.__version__}, triton {triton.__version__}, {device}", flush=True)
     with torch.autograd.set_multithreading_enabled(not args.calling_thread):
-        rows = run(args.blocks, args.lengths)
+        rows = run(args.blocks, args.lengths, args.milliseconds)
     for line in ratios(rows):
         print(line)
     if args.json is not None:
