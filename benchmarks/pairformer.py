@@ -135,11 +135,15 @@ def measure(name: str, length: int, milliseconds: int) -> Row:
     # What graphs hold is there before the step, and serves no one else.
     peak = (torch.cuda.max_memory_allocated() - before + made.held()) / GIB
     with torch.set_grad_enabled(name == "triton graphed"):
-        forward_ms = triton.testing.do_bench(
-            forward, warmup=milliseconds // 10, rep=milliseconds // 3, return_mode="median"
-        )
-    both_ms = triton.testing.do_bench(step, warmup=milliseconds // 10, rep=milliseconds, return_mode="median")
-    return Row(name, length, forward_ms, both_ms, peak, count_kernels(step))
+        forward_ms = median_ms(forward, milliseconds // 3)
+    return Row(name, length, forward_ms, median_ms(step, milliseconds), peak, count_kernels(step))
+
+
+def median_ms(function: Callable[[], object], milliseconds: int) -> float:
+    """Median of as many runs as take so long."""
+    warmup = milliseconds // 10
+    median: float = triton.testing.do_bench(function, warmup=warmup, rep=milliseconds, return_mode="median")
+    return median
 
 
 def count_kernels(step: Callable[[], None]) -> int:
