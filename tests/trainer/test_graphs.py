@@ -3,18 +3,20 @@
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from megafold.trainer import ops
+from megafold.trainer.checkpoint import load_checkpoint
 from megafold.trainer.errors import ConfigError
 from megafold.trainer.graphs import BlockGraphs
-from megafold.trainer.loop import block_graphs
+from megafold.trainer.loop import Feed, Trainer, block_graphs
 from megafold.trainer.model.primitives import run_block
 from tests.trainer.batches import random_batch
-from tests.trainer.fakes import quick_config
+from tests.trainer.fakes import FakeFeed, quick_config
 from tests.trainer.networks import MINI, as_dtype, mini_model
 
 
@@ -386,3 +388,31 @@ def test_which_runs_have_graphs(device, settings, expected):
 def test_other_settings_are_refused():
     with pytest.raises(ConfigError, match="cuda_graphs must be one of auto, off, not 'on'"):
         quick_config(cuda_graphs="on")
+
+
+def make_trainer(folder: Path, steps: int, *, replay: bool = True) -> Trainer:
+    model = mini_model(config=dataclasses.replace(MINI, activation_checkpointing=True), dtype=torch.float32)
+    config = quick_config(steps=steps, rollout_steps=0, n_copies=2, learning_rate=1e-3)
+    feed = FakeFeed()
+    trainer = Trainer(model, config, Feed(batches=feed, sampler=feed), folder)
+    if replay:
+        trainer.graphs = BlockGraphs(Rerun())
+    return trainer
+
+
+def test_a_run_follows_the_plain_one_and_resumes_exactly(tmp_path):
+    plain = make_trainer(tmp_path / "plain", 4, replay=False).run()
+    whole = make_trainer(tmp_path / "whole", 4)
+    assert whole.run().values["loss"] == pytest.approx(plain.values["loss"], rel=1e-3)
+    assert whole.graphs is not None
+    assert whole.graphs.replays > 40
+    first = make_trainer(tmp_path / "parts", 2).run()
+    second = make_trainer(tmp_path / "parts", 4)
+    assert first.checkpoint is not None
+    second.resume(first.checkpoint)
+    second.run()
+    states = [
+        load_checkpoint(tmp_path / name / "checkpoints/step-00000004.pt") for name in ("whole", "parts")
+    ]
+    for name, value in states[0]["model"].items():
+        assert torch.equal(value, states[1]["model"][name]), name
