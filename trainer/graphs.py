@@ -35,7 +35,7 @@ from torch.autograd.function import once_differentiable
 from megafold.trainer.ops.registry import active_backend
 
 #: Kinds and shapes of blocks that are recorded, at most: their memory stays taken.
-_MOST_SHAPES: Final = 32
+_MOST_SHAPES: Final = 16
 #: Bytes of a block's largest input up to which it is replayed: 128 channels of 700 tokens' pairs in bfloat16.
 #: Beyond it kernels last longer than launches, and the memory that graphs hold is better used.
 LARGEST_INPUT: Final = 128 * 2**20
