@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
+import warnings
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megafold.trainer import ops
 from megafold.trainer.checkpoint import load_checkpoint
@@ -14,6 +15,7 @@ from megafold.trainer.loop import Feed, Trainer
 from megafold.trainer.model.config import PairformerConfig
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.model.pairformer import PairformerStack
+from megafold.trainer.model.primitives import run_block
 from megafold.trainer.presets.model import TINY
 from tests.trainer.fakes import FakeFeed, quick_config
 
@@ -79,6 +81,35 @@ def test_replays_differ_by_their_dropout():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert not torch.equal(*drawn)
+
+
+class Synchronising(nn.Module):
+    """Asks the GPU for a number, which no recording can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, device="cuda"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * float(x.sum())
+
+
+def test_what_cannot_be_recorded_runs_plainly_and_harms_no_one():
+    graphs, block = BlockGraphs(CudaRecorder(torch.device("cuda", 0))), Synchronising()
+    x = torch.rand(4, 8, device="cuda").requires_grad_()
+    expected = torch.autograd.grad(block(x).sum(), [x, block.weight])
+    for recompute in (True, False):
+        with graphs.active(), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = torch.autograd.grad(run_block(block, x, recompute=recompute).sum(), [x, block.weight])
+        assert ["without CUDA graphs" in str(w.message) for w in caught].count(True) == recompute
+        for value, right in zip(found, expected, strict=True):
+            assert torch.equal(value, right)
+    assert len(graphs) == graphs.replays == 0
+    linear = nn.Linear(8, 8, device="cuda")
+    with graphs.active():
+        torch.testing.assert_close(run_block(linear, x, recompute=True), linear(x))
+    assert len(graphs) == graphs.replays == 1
 
 
 def make_trainer(folder, *, recompute: bool = True, **changes) -> Trainer:
