@@ -100,18 +100,18 @@ def input_gradient_kernel(
     """dZ, with the residual's share where there is one; sums for the norm's and the bias layer's parameters.
 
     Strides: ``w_*`` of dz, ``g_*`` of dout. parts: [programs, HP + 2, C] float32: the bias layer's weight,
-    the norm's weight, its offset; the caller adds the programs' in their order.
+    the norm's weight, its offset; the caller adds the programs' in their order. The norm's are added up in
+    the cache: a number a thread, where in registers every thread would hold what its rows share.
     """
     HD: tl.constexpr = H * D
+    dtype = weight.dtype.element_ty
     tiles = tl.cdiv(N, BM)
     n, c, head = tl.arange(0, BM), tl.arange(0, CP), tl.arange(0, HP)
     known = c < C
-    scale = tl.load(norm_weight + c, mask=known, other=0.0).to(tl.float32)
-    shift = tl.load(norm_bias + c, mask=known, other=0.0).to(tl.float32)
     w_bias = tl.load(weight + (4 * HD + head)[:, None] * C + c[None, :], mask=known[None, :], other=0.0)
     dw = tl.zeros([HP, CP], tl.float32)
-    dscale = tl.zeros([CP], tl.float32)
-    dshift = tl.zeros([CP], tl.float32)
+    own = parts + tl.program_id(0).to(tl.int64) * ((HP + 2) * C)
+    sums = own + HP * C + c
     for tile in range(tl.program_id(0), B * R * tiles, tl.num_programs(0)):
         first, row = (tile % tiles) * BM, tile // tiles
         b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
@@ -120,7 +120,7 @@ def input_gradient_kernel(
         there = inside[:, None] & known[None, :]
         line = dbias + ((b * H + head.to(tl.int64)) * R + r) * JP + first
         db = tl.load(line[None, :] + n[:, None], mask=inside[:, None] & (head < H)[None, :], other=0.0)
-        db = db.to(weight.dtype.element_ty)
+        db = db.to(dtype)
         dn = tl.dot(db, w_bias, input_precision=PRECISION)
         source = dprojected + (b * R + r) * (N * HD) + start * D + n[:, None] * D
         for from_column in range(0, 4 * HD, BN):
@@ -136,11 +136,19 @@ def input_gradient_kernel(
         x = tl.load(
             z + b * z_b + r * z_r + start * z_n + (n[:, None] * z_n + c[None, :]), mask=there, other=0.0
         )
-        standard, inverse = standardised(x.to(tl.float32), C, CP, EPS)
-        normed = (standard * scale[None, :] + shift[None, :]).to(weight.dtype.element_ty)
+        # A product with zeros brings the rows to where the matrix units leave ``dn``.
+        x = tl.dot(tl.zeros([BM, 16], dtype), tl.zeros([16, CP], dtype), x.to(tl.float32))
+        standard, inverse = standardised(x, C, CP, EPS)
+        # Read for each tile: kept, the two would fill registers all the way.
+        scale = tl.load(norm_weight + c, mask=known, other=0.0).to(tl.float32)
+        shift = tl.load(norm_bias + c, mask=known, other=0.0).to(tl.float32)
+        normed = (standard * scale[None, :] + shift[None, :]).to(dtype)
         dw = tl.dot(tl.trans(db), normed, dw, input_precision=PRECISION)
-        dscale += tl.sum(dn * standard, 0)
-        dshift += tl.sum(dn, 0)
+        earlier = c < tl.where(tile < tl.num_programs(0), 0, C)
+        dscale = tl.load(sums, mask=earlier, other=0.0) + tl.sum(dn * standard, 0)
+        dshift = tl.load(sums + C, mask=earlier, other=0.0) + tl.sum(dn, 0)
+        tl.store(sums, dscale, mask=known)
+        tl.store(sums + C, dshift, mask=known)
         ds = dn * scale[None, :]
         dx = ds - row_mean(ds, C)[:, None] - standard * row_mean(ds * standard, C)[:, None]
         dx *= inverse
@@ -149,10 +157,7 @@ def input_gradient_kernel(
             dx += tl.load(grad, mask=there, other=0.0).to(tl.float32)
         target = dz + b * w_b + r * w_r + start * w_n + (n[:, None] * w_n + c[None, :])
         tl.store(target, dx.to(dz.dtype.element_ty), mask=there)
-    own = parts + tl.program_id(0).to(tl.int64) * ((HP + 2) * C)
     tl.store(own + head[:, None] * C + c[None, :], dw, mask=known[None, :])
-    tl.store(own + HP * C + c, dscale, mask=known)
-    tl.store(own + (HP + 1) * C + c, dshift, mask=known)
 
 
 @triton.jit
