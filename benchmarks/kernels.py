@@ -248,7 +248,9 @@ RIVALS: dict[str, dict[str, Callable[[str, Problem], Step]]] = {
 }
 
 
-def measure(make: Callable[[str, Problem], Step], operator: str, length: int) -> tuple[float, float, float]:
+def measure(
+    make: Callable[[str, Problem], Step], operator: str, length: int, milliseconds: int
+) -> tuple[float, float, float]:
     torch.manual_seed(0)
     torch.cuda.empty_cache()
     problem = PROBLEMS[operator](length)
@@ -269,12 +271,14 @@ def measure(make: Callable[[str, Problem], Step], operator: str, length: int) ->
     peak = (torch.cuda.max_memory_allocated() - before) / GIB
     bench = triton.testing.do_bench
     with torch.no_grad():
-        forward_ms = bench(forward, warmup=30, rep=150, return_mode="median")
-    both_ms = bench(step, warmup=30, rep=250, return_mode="median")
+        forward_ms = bench(forward, warmup=30, rep=milliseconds, return_mode="median")
+    both_ms = bench(step, warmup=30, rep=milliseconds, return_mode="median")
     return forward_ms, both_ms, peak
 
 
-def run(operators: Sequence[str], lengths: Sequence[int], rivals: Sequence[str]) -> list[Row]:
+def run(
+    operators: Sequence[str], lengths: Sequence[int], rivals: Sequence[str], milliseconds: int = 250
+) -> list[Row]:
     rows = []
     for operator in operators:
         for length in lengths:
@@ -283,7 +287,7 @@ def run(operators: Sequence[str], lengths: Sequence[int], rivals: Sequence[str])
                     continue
                 torch._dynamo.reset()
                 try:
-                    forward_ms, both_ms, peak = measure(make, operator, length)
+                    forward_ms, both_ms, peak = measure(make, operator, length, milliseconds)
                 except ImportError as error:
                     print(f"{operator:24s} {length:5d} {name:16s} not measured: {error}", flush=True)
                     continue
@@ -318,6 +322,7 @@ def main() -> None:
     parser.add_argument("--operators", nargs="+", choices=sorted(PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--lengths", nargs="+", type=int, default=[384, 768])
     parser.add_argument("--rivals", nargs="+", default=[], help="default: all that can be imported")
+    parser.add_argument("--milliseconds", type=int, default=250, help="that each is repeated for")
     parser.add_argument("--calling-thread", action="store_true", help="run the backward on this thread")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -325,7 +330,7 @@ def main() -> None:
         f"torch {torch.__version__}, triton {triton.__version__}, {torch.cuda.get_device_name()}", flush=True
     )
     with torch.autograd.set_multithreading_enabled(not args.calling_thread):
-        rows = run(args.operators, args.lengths, args.rivals)
+        rows = run(args.operators, args.lengths, args.rivals, args.milliseconds)
     print("\n".join(ratios(rows)), flush=True)
     if args.json is not None:
         device = torch.cuda.get_device_name()
