@@ -127,8 +127,12 @@ def forward_kernel(
         hidden = (gate * _sigmoid(gate) * value).to(dtype)
         acc = tl.dot(hidden, tl.trans(out_columns), acc)
     if RESIDUAL:
-        # Read again: kept, it would fill registers all the way.
-        acc += _load_rows(x, first, x_row, M, C, BM).to(tl.float32)
+        # Read again, for the last time, which tells the compiler that it is another load: kept, it would fill
+        # registers all the way.
+        row = tl.arange(0, BM)
+        again = x + tl.cast(first, tl.int64) * x_row + (row[:, None] * x_row + c[None, :])
+        again = tl.load(again, mask=row[:, None] < M - first, other=0.0, eviction_policy="evict_first")
+        acc += again.to(tl.float32)
     store_rows(out, first, acc, M, C, C, BM)
 
 
