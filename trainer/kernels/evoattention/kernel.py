@@ -20,6 +20,8 @@ offsets within a tile are 32-bit.
 import triton
 import triton.language as tl
 
+from megafold.trainer.kernels.products import product_t
+
 LOG2E = tl.constexpr(1.4426950408889634)
 #: What float32 leaves of it.
 LOG2E_REST = tl.constexpr(1.925963033500011079e-8)
@@ -47,38 +49,6 @@ def _load(
         else:
             tile = tl.load(pointers, mask=present & (channels[None, :] < D), other=0.0)
     return tile
-
-
-@triton.jit
-def _in_halves(a, b, PRECISION: tl.constexpr):
-    """a bᵀ as the sum of two products, of even and of odd channels."""
-    ROWS: tl.constexpr = a.shape[0]
-    COLUMNS: tl.constexpr = b.shape[0]
-    HALF: tl.constexpr = a.shape[1] // 2
-    a_even, a_odd = tl.split(tl.reshape(a, [ROWS, HALF, 2]))
-    b_even, b_odd = tl.split(tl.reshape(b, [COLUMNS, HALF, 2]))
-    even = tl.dot(a_even, tl.trans(b_even), input_precision=PRECISION)
-    return even + tl.dot(a_odd, tl.trans(b_odd), input_precision=PRECISION)
-
-
-@triton.jit
-def _product(a, b, PRECISION: tl.constexpr, WIDE: tl.constexpr):
-    """a bᵀ of tiles [row, channel].
-
-    In float32 a sum of many products, one after the other, would round more than the parts that cuBLAS adds.
-    """
-    CHANNELS: tl.constexpr = a.shape[1]
-    if WIDE and CHANNELS >= 128:
-        ROWS: tl.constexpr = a.shape[0]
-        COLUMNS: tl.constexpr = b.shape[0]
-        a_even, a_odd = tl.split(tl.reshape(a, [ROWS, CHANNELS // 2, 2]))
-        b_even, b_odd = tl.split(tl.reshape(b, [COLUMNS, CHANNELS // 2, 2]))
-        result = _in_halves(a_even, b_even, PRECISION) + _in_halves(a_odd, b_odd, PRECISION)
-    elif WIDE and CHANNELS >= 64:
-        result = _in_halves(a, b, PRECISION)
-    else:
-        result = tl.dot(a, tl.trans(b), input_precision=PRECISION)
-    return result
 
 
 @triton.jit
@@ -214,7 +184,7 @@ def forward_kernel(
             r = tl.minimum(first_r + n, R - 1).to(tl.int64)
             kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP, EVEN)
             vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP, EVEN)
-            s = _product(queries[n], kt, PRECISION, WIDE) * unit_scale
+            s = product_t(queries[n], kt, PRECISION) * unit_scale
             if HAS_BIAS:
                 s += b_tile
             if HAS_MASK:
@@ -303,7 +273,7 @@ def query_gradient_kernel(
             r = tl.minimum(first_r + n, R - 1).to(tl.int64)
             kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP, EVEN)
             vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP, EVEN)
-            s = _product(queries[n], kt, PRECISION, WIDE) * unit_scale
+            s = product_t(queries[n], kt, PRECISION) * unit_scale
             if HAS_BIAS:
                 s += b_tile
             if HAS_MASK:
@@ -311,7 +281,7 @@ def query_gradient_kernel(
             if not EVEN and not HAS_BIAS and not HAS_MASK:
                 s = tl.where(j[None, :] < NJ - start, s, float("-inf"))
             p = _weights(s, logs[n], WIDE, 0)
-            dp = _product(grads[n], vt, PRECISION, WIDE)
+            dp = product_t(grads[n], vt, PRECISION)
             correction = corrections[n]
             if WIDE:
                 # So few keys that the output's own roundings would: all are here for the mean over keys.
@@ -382,12 +352,12 @@ def key_gradient_kernel(
             correction = tl.load(delta + row * IP + start + i)
             if not EVEN:
                 correction = tl.where(i < NI - start, correction, 0.0)
-            s = _product(keys[n], qt, PRECISION, WIDE) * unit_scale
+            s = product_t(keys[n], qt, PRECISION) * unit_scale
             if HAS_BIAS:
                 s += b_tile
             p = _weights(s, logs, WIDE, 1)
             dvs += (tl.dot(p.to(gt.dtype), gt, old_dvs[n], input_precision=PRECISION),)
-            ds = p * (_product(values[n], gt, PRECISION, WIDE) - correction[None, :])
+            ds = p * (product_t(values[n], gt, PRECISION) - correction[None, :])
             dks += (tl.dot(ds.to(qt.dtype), qt, old_dks[n], input_precision=PRECISION),)
     for n in tl.static_range(ROWS):
         r = (first_r + n).to(tl.int64)
@@ -441,10 +411,10 @@ def bias_gradient_kernel(
         row = (b * R + r) * H + h
         logs = _load_lines(lse, row, first_i, i, NI, IP, WIDE, EVEN)
         correction = tl.load(delta + row * IP + tl.minimum(first_i + i, NI - 1))
-        s = _product(qt, kt, PRECISION, WIDE) * unit_scale + b_tile
+        s = product_t(qt, kt, PRECISION) * unit_scale + b_tile
         if HAS_MASK:
             s += tl.load(mask + b * m_b + r * m_r + first_j + j)[None, :]
         p = _weights(s, logs, WIDE, 0)
-        acc += p * (_product(gt, vt, PRECISION, WIDE) - correction[:, None])
+        acc += p * (product_t(gt, vt, PRECISION) - correction[:, None])
     place = (((part * B + b) * H + h) * NI + first_i + i)[:, None] * JP + first_j + j[None, :]
     tl.store(dbias + place, acc, mask=(first_i + i < NI)[:, None])

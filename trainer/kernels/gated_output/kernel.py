@@ -11,6 +11,8 @@ channels (of a head) lie next to each other. A tile is BM positions of one row. 
 import triton
 import triton.language as tl
 
+from megafold.trainer.kernels.products import add_product, product, product_t
+
 
 @triton.jit
 def _sigmoid(x):
@@ -40,7 +42,7 @@ def forward_kernel(
     )
     g = _sigmoid(tl.load(g_tile, mask=present, other=0.0).to(tl.float32))
     u = (g * tl.load(x_tile, mask=present, other=0.0).to(tl.float32)).to(w.dtype)
-    y = tl.dot(u, tl.trans(w), input_precision=PRECISION)
+    y = product_t(u, w, PRECISION, 32)
     written = inside & (c < C)[None, :]
     if HAS_KEEP:
         kept = keep + b * m_b + r * m_r + start * m_n + n[:, None] * m_n + c[None, :]
@@ -87,8 +89,8 @@ def backward_kernel(
         g = _sigmoid(tl.load(gate + g_place, mask=present, other=0.0).to(tl.float32))
         x_tile = tl.load(x + x_place, mask=present, other=0.0).to(tl.float32)
         u = g * x_tile
-        dw = tl.dot(tl.trans(dy), u.to(w.dtype), dw, input_precision=PRECISION)
-        du = tl.dot(dy, w, input_precision=PRECISION)
+        dw = add_product(dw, tl.trans(dy), u.to(w.dtype), PRECISION)
+        du = product(dy, w, PRECISION, 32)
         y_place = b * y_b + r * y_r + start * y_n + (n[:, None] * y_n + ((k // D) * y_h + k % D)[None, :])
         tl.store(dx + y_place, (du * g).to(dx.dtype.element_ty), mask=present)
         w_place = b * w_b + r * w_r + start * w_n + (n[:, None] * w_n + ((k // D) * w_h + k % D)[None, :])

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from megafold.trainer.kernels.layernorm.kernel import row_mean, standardised
+from megafold.trainer.kernels.products import add_product, product_t
 
 
 @triton.jit
@@ -59,7 +60,7 @@ def project_kernel(
             mask=(column < 4 * HD)[:, None] & (c < C)[None, :],
             other=0.0,
         )
-        y = tl.dot(normed, tl.trans(w), input_precision=PRECISION)
+        y = product_t(normed, w, PRECISION)
         within = column % HD
         place = (column // HD).to(tl.int64) * part + (within // D).to(tl.int64) * (N * D) + within % D
         tl.store(
@@ -74,10 +75,7 @@ def project_kernel(
         other=0.0,
     )
     # Rounded once as a projection and once more with the scale, as it would be without the fusion.
-    y = (
-        tl.dot(normed, tl.trans(w), input_precision=PRECISION).to(weight.dtype.element_ty).to(tl.float32)
-        * SCALE
-    )
+    y = product_t(normed, w, PRECISION).to(weight.dtype.element_ty).to(tl.float32) * SCALE
     if LIMIT > 0:
         y = tl.minimum(tl.maximum(y, -LIMIT), LIMIT)
     y = tl.where(inside[:, None], y, float("-inf")).to(bias.dtype.element_ty)
@@ -132,7 +130,7 @@ def input_gradient_kernel(
             w = tl.load(
                 weight + column[:, None] * C + c[None, :], mask=real[:, None] & known[None, :], other=0.0
             )
-            dn = tl.dot(d, w, dn, input_precision=PRECISION)
+            dn = add_product(dn, d, w, PRECISION)
         x = tl.load(
             z + b * z_b + r * z_r + start * z_n + (n[:, None] * z_n + c[None, :]), mask=there, other=0.0
         )
@@ -143,7 +141,7 @@ def input_gradient_kernel(
         scale = tl.load(norm_weight + c, mask=known, other=0.0).to(tl.float32)
         shift = tl.load(norm_bias + c, mask=known, other=0.0).to(tl.float32)
         normed = (standard * scale[None, :] + shift[None, :]).to(dtype)
-        dw = tl.dot(tl.trans(db), normed, dw, input_precision=PRECISION)
+        dw = add_product(dw, tl.trans(db), normed, PRECISION)
         earlier = c < tl.where(tile < tl.num_programs(0), 0, C)
         dscale = tl.load(sums, mask=earlier, other=0.0) + tl.sum(dn * standard, 0)
         dshift = tl.load(sums + C, mask=earlier, other=0.0) + tl.sum(dn, 0)
@@ -194,7 +192,7 @@ def weight_gradient_kernel(
         normed = (standard * scale[None, :] + shift[None, :]).to(dprojected.dtype.element_ty)
         line = dprojected + (b * R + r) * (N * HD) + start * D + n[:, None] * D
         d = tl.load(line + place[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-        dw = tl.dot(tl.trans(d), normed, dw, input_precision=PRECISION)
+        dw = add_product(dw, tl.trans(d), normed, PRECISION)
     target = parts + (split.to(tl.int64) * (4 * HD) + column[:, None]) * C + c[None, :]
     tl.store(target, dw, mask=real[:, None] & known[None, :])
 

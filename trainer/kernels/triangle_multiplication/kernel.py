@@ -29,6 +29,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from megafold.trainer.kernels.layernorm.kernel import inverse_root
+from megafold.trainer.kernels.products import add_product, product_t
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -55,16 +56,6 @@ def _open(gate):
 def _shifted(product, shift):
     """``product`` + ``shift``, but not by way of the dot's accumulator, which would wait for ``shift``."""
     return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), tl.broadcast_to(shift, product.shape))
-
-
-@triton.jit
-def _added(total, a, b, PRECISION: tl.constexpr):
-    """``total`` + a·b. In float32 the product by itself: a long sum rounds more than a sum of short ones."""
-    if a.dtype == tl.float32:
-        total = _shifted(tl.dot(a, b, input_precision=PRECISION), total)
-    else:
-        total = tl.dot(a, b, total)
-    return total
 
 
 @triton.jit
@@ -270,7 +261,11 @@ def project_kernel(
         m = 2 * start + tl.arange(0, 2 * BLOCK)
         matrix = tl.load(packed + m[:, None] * Z + k[None, :])
         shift = tl.load(offsets + m)
-        both = _shifted(tl.dot(matrix, normal_t, input_precision=PRECISION), shift[:, None])
+        if narrow.dtype == tl.float32:
+            both = product_t(matrix, narrow, PRECISION)
+        else:
+            both = tl.dot(matrix, normal_t, input_precision=PRECISION)
+        both = _shifted(both, shift[:, None])
         value, gate = _split_rows(both, BLOCK, ROWS)
         value = tl.where(held[None, :], _open(gate) * value, 0.0)
         _store_channels(ab, value, first, start + tl.arange(0, BLOCK), R, ROWS, EVEN)
@@ -309,8 +304,8 @@ def output_kernel(
             kept = _load_keep(keep, first, row, n, N, Z, DROPPED, WHOLE)
         if RESIDUAL:
             before = _load_rows(z, first, row, present, n, Z, EVEN)
-        gate = _shifted(tl.dot(normal, tl.trans(gate), input_precision=PRECISION), gate_shift[None, :])
-        value = _shifted(tl.dot(narrow, tl.trans(value), input_precision=PRECISION), shift[None, :])
+        gate = _shifted(product_t(normal, gate, PRECISION), gate_shift[None, :])
+        value = _shifted(product_t(narrow, value, PRECISION), shift[None, :])
         result = _open(gate) * value
         if DROPPED > 0:
             result *= kept.to(tl.float32)
@@ -342,13 +337,13 @@ def output_gradient_kernel(
         grad = _load_rows(dout, first, row, present, n, Z, EVEN).to(tl.float32)
         if DROPPED > 0:
             kept = _load_keep(keep, first, row, n, N, Z, DROPPED, WHOLE)
-        gate = tl.dot(normal, tl.trans(opening), input_precision=PRECISION)
-        value = tl.dot(tile, tl.trans(matrix), input_precision=PRECISION)
+        gate = product_t(normal, opening, PRECISION)
+        value = product_t(tile, matrix, PRECISION)
         gate = _open(_shifted(gate, gate_shift[None, :]))
         if DROPPED > 0:
             grad *= kept.to(tl.float32)
         grad *= gate
-        dtile = tl.dot(grad.to(dtype), matrix, dtile, input_precision=PRECISION)
+        dtile = add_product(dtile, grad.to(dtype), matrix, PRECISION)
         _store_positions(dproducts, grad, first, Z + n, R, 2 * Z, ROWS, EVEN)
         grad *= _shifted(value, shift[None, :]) * (gate * LN2 - LN2)
         _store_positions(dproducts, grad, first, n, R, 2 * Z, ROWS, EVEN)
@@ -384,20 +379,20 @@ def input_gradient_kernel(
         value_matrix = tl.load(packed + m[:, None] * Z + k[None, :])
         gate_matrix = tl.load(packed + (m + RUN)[:, None] * Z + k[None, :])
         shift, gate_shift = tl.load(offsets + m), tl.load(offsets + m + RUN)
-        value = tl.dot(normal, tl.trans(value_matrix), input_precision=PRECISION)
-        gate = tl.dot(normal, tl.trans(gate_matrix), input_precision=PRECISION)
+        value = product_t(normal, value_matrix, PRECISION)
+        gate = product_t(normal, gate_matrix, PRECISION)
         value = _shifted(value, shift[None, :])
         gate = _open(_shifted(gate, gate_shift[None, :]))
         grad = tl.trans(_load_channels(dab, first, c, R, ROWS, EVEN)).to(tl.float32)
         grad *= gate * held[:, None]
-        dnormal = tl.dot(grad.to(dtype), value_matrix, dnormal, input_precision=PRECISION)
+        dnormal = add_product(dnormal, grad.to(dtype), value_matrix, PRECISION)
         grad *= value * (gate * LN2 - LN2)
-        dnormal = tl.dot(grad.to(dtype), gate_matrix, dnormal, input_precision=PRECISION)
+        dnormal = add_product(dnormal, grad.to(dtype), gate_matrix, PRECISION)
     for start in range(0, Z, GATE_BLOCK):
         c = start + tl.arange(0, GATE_BLOCK)
         matrix = tl.load(packed + (2 * C2 + c)[:, None] * Z + k[None, :])
         grad = _load_positions(dproducts, first, c, R, 2 * Z, ROWS, EVEN)
-        dnormal = tl.dot(grad, matrix, dnormal, input_precision=PRECISION)
+        dnormal = add_product(dnormal, grad, matrix, PRECISION)
     # Read again and not kept: the registers are wanted above, and the cache still has it.
     tile = _load_positions(standard, first, k, R, Z, ROWS, EVEN).to(tl.float32)
     scale = _load_factors(factors, first, R, ROWS, EVEN)
@@ -433,13 +428,13 @@ def weight_gradient_kernel(
         held = _load_factors(factors + 2 * R, first, R, ROWS, EVEN)
         normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
         grad = _load_channels(dab, first, c, R, ROWS, EVEN)
-        both = _shifted(tl.dot(matrix, tl.trans(normal), input_precision=PRECISION), shift[:, None])
+        both = _shifted(product_t(matrix, normal, PRECISION), shift[:, None])
         value, gate = _split_rows(both, BLOCK, ROWS)
         gate = _open(gate)
         grad = grad.to(tl.float32) * (gate * held[None, :])
         both = _join_rows(grad, grad * value * (gate * LN2 - LN2), BLOCK, ROWS)
         total += tl.sum(both, 1)
-        product = _added(product, both.to(dtype), normal, PRECISION)
+        product = add_product(product, both.to(dtype), normal, PRECISION)
     line = part * (2 * C2) + m
     tl.store(products + line[:, None] * Z + k[None, :], product)
     tl.store(sums + line, total)
@@ -467,7 +462,7 @@ def output_weight_gradient_kernel(
         tile = _load_positions(normal, first, k, R, WIDTH, ROWS, EVEN)
         grad = _load_positions(dproducts, first, offset + c, R, 2 * Z, ROWS, EVEN)
         total += grad.to(tl.float32)
-        product = _added(product, tl.trans(grad), tile, PRECISION)
+        product = add_product(product, tl.trans(grad), tile, PRECISION)
     line = part * Z + c
     tl.store(products + line[:, None] * WIDTH + k[None, :], product)
     tl.store(sums + line, tl.sum(total, 0))

@@ -1,0 +1,60 @@
+"""Products of tiles whose float32 sums round no more than cuBLAS's.
+
+On a GPU a float32 product is a chain of fused multiply-adds for each number of the result: over K channels
+its error grows with K, where cuBLAS adds a few shorter chains. So wide float32 tiles are multiplied in parts,
+and a product is added to a running sum after it is summed itself. Tiles of 2 bytes are multiplied as ever.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _halves(tile):
+    """Even and odd columns."""
+    ROWS: tl.constexpr = tile.shape[0]
+    HALF: tl.constexpr = tile.shape[1] // 2
+    return tl.split(tl.reshape(tile, [ROWS, HALF, 2]))
+
+
+@triton.jit
+def _in_two(a, b, PRECISION: tl.constexpr):
+    a_even, a_odd = _halves(a)
+    b_even, b_odd = _halves(b)
+    even = tl.dot(a_even, tl.trans(b_even), input_precision=PRECISION)
+    return even + tl.dot(a_odd, tl.trans(b_odd), input_precision=PRECISION)
+
+
+@triton.jit
+def product_t(a, b, PRECISION: tl.constexpr, LEAST: tl.constexpr = 64):
+    """a bᵀ of tiles [row, channel]; float32 ones of LEAST channels or more in two parts, of 128 in four."""
+    CHANNELS: tl.constexpr = a.shape[1]
+    if a.dtype == tl.float32 and CHANNELS >= 128:
+        a_even, a_odd = _halves(a)
+        b_even, b_odd = _halves(b)
+        result = _in_two(a_even, b_even, PRECISION) + _in_two(a_odd, b_odd, PRECISION)
+    elif a.dtype == tl.float32 and CHANNELS >= LEAST:
+        result = _in_two(a, b, PRECISION)
+    else:
+        result = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    return result
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr, LEAST: tl.constexpr = 64):
+    """a b, likewise."""
+    if a.dtype == tl.float32:
+        result = product_t(a, tl.trans(b), PRECISION, LEAST)
+    else:
+        result = tl.dot(a, b, input_precision=PRECISION)
+    return result
+
+
+@triton.jit
+def add_product(total, a, b, PRECISION: tl.constexpr):
+    """``total`` + a b."""
+    if a.dtype == tl.float32:
+        total += tl.dot(a, b, input_precision=PRECISION)
+    else:
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
