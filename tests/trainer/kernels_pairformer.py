@@ -47,7 +47,7 @@ def results(run, block: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 def assert_alike(ours: list[Tensor], expected: list[Tensor]) -> None:
     """Within a thousandth of a tensor's largest number.
 
-    Some gradients are sums of numbers that cancel: what is left are roundings of numbers as large as others are.
+    Some gradients are sums that cancel: what is left are roundings of numbers as large as others are.
     """
     largest = max(right.abs().max().item() for right in expected)
     for value, right in zip(ours, expected, strict=True):

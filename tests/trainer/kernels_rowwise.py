@@ -344,7 +344,8 @@ def test_recomputed_by_a_checkpoint(name):
 @each_operator
 def test_registered_for_the_triton_back_end(name):
     # In half precision: in float32 a GPU's fused products are left to cuBLAS. As wide as the tiles ask for.
-    case = SUBJECTS[name].case(dtype=HALF, **({"expansion": 4} if name in ("transition", "swiglu") else {}))
+    wide: dict[str, Any] = {"expansion": 4} if name in ("transition", "swiglu") else {}
+    case = SUBJECTS[name].case(dtype=HALF, **wide)
     with ops.use_backend("triton"):
         out = getattr(ops, name)(**case.inputs)
         assert ops.backend_report()[name] == "triton"
