@@ -23,9 +23,11 @@ needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
 #: How much larger than eager's in the same dtype an error may be.
 FACTOR: Final = 1.3
-#: The error of one rounding of a result, in units of the dtype's epsilon: the least that is held against
-#: anyone. Eager is free of it where it is exact by chance.
+#: The least error that is held against anyone, in units of the dtype's epsilon. Eager is free of it where it is
+#: exact by chance, as sums of equal numbers are. That of one rounding, of the result; float32's is of some five,
+#: since what it is computed of is float32 as well.
 ROUNDING: Final = 0.25
+ROUNDING_WIDE: Final = 0.55
 #: Draws of the inputs that are pooled where the first one does not show enough: some, and if need be more.
 SOME_DRAWS: Final = 4
 DRAWS: Final = 12
@@ -59,31 +61,31 @@ def relative(value: Tensor, exact: Tensor) -> float:
 
 
 def assert_as_exact_as_eager(
-    case: Any, judge: Callable[[Any], tuple[Results, Results, Results]], rounding: float = ROUNDING
+    case: Any, judge: Callable[[Any], tuple[Results, Results, Results]], rounding_wide: float = ROUNDING_WIDE
 ) -> None:
     """Every result's error is within :data:`FACTOR` of the reference's in the same dtype.
 
     ``judge`` gives a case's results by the kernels, by the reference in float64, and by the reference.
-    ``rounding``: see :data:`ROUNDING`.
+    ``rounding_wide``: see :data:`ROUNDING_WIDE`.
 
     The error of one draw is chance where a result has few elements or few roundings: the ratio of two such
     errors scatters around its mean by tens of percents. So a result that one draw does not clear is judged by
     the root mean square over up to :data:`DRAWS` draws, in which a kernel that is less exact stays so.
     """
-    pooled = {name: [errors] for name, errors in _errors(*judge(case), rounding).items()}
+    pooled = {name: [errors] for name, errors in _errors(*judge(case), rounding_wide).items()}
     late = {name for name, errors in pooled.items() if not _within(errors)}
     for seed in range(1, DRAWS):
         if seed in (1, SOME_DRAWS) and all(_within(pooled[name]) for name in late):
             return
-        for name, errors in _errors(*judge(redrawn(case, seed)), rounding).items():
+        for name, errors in _errors(*judge(redrawn(case, seed)), rounding_wide).items():
             pooled[name].append(errors)
     for name in sorted(late):
         ours, eager, floor = _root_mean_square(pooled[name])
-        assert _within(pooled[name]), f"{name}: {ours:.3g}, eager {eager:.3g}, one rounding {floor:.3g}"
+        assert _within(pooled[name]), f"{name}: {ours:.3g}, eager {eager:.3g}, at least {floor:.3g}"
 
 
 def _errors(
-    ours: Results, exact: Results, eager: Results, rounding: float = ROUNDING
+    ours: Results, exact: Results, eager: Results, rounding_wide: float = ROUNDING_WIDE
 ) -> dict[str, tuple[float, float, float]]:
     """By result: our error, eager's, and what is not held against us."""
     assert set(ours) == set(exact) == set(eager)
@@ -93,7 +95,8 @@ def _errors(
         assert torch.isfinite(value).all(), name
         assert value.dtype == eager[name].dtype, name
         assert value.shape == eager[name].shape, name
-        floor = rounding * torch.finfo(value.dtype).eps
+        roundings = rounding_wide if value.dtype == torch.float32 else ROUNDING
+        floor = roundings * torch.finfo(value.dtype).eps
         errors[name] = (relative(value, exact[name]), relative(eager[name], exact[name]), floor)
     return errors
 

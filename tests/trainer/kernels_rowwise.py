@@ -27,7 +27,7 @@ from tests.trainer.kernels_checks import (
     DTYPES,
     HALF,
     OPCHECKS,
-    ROUNDING,
+    ROUNDING_WIDE,
     Results,
     needs_gpu,
     unpoisoned,
@@ -146,7 +146,7 @@ class Case:
         """Output and every gradient, of the inputs as they are and of others like them."""
         # Fused in float32 in the interpreter alone, where NumPy adds rows one after the other.
         fused_wide = DEVICE == "cpu" and self.grad.dtype == torch.float32 and "norm_bias" in self.inputs
-        judged(self, Case.of_three, 1.5 if fused_wide else ROUNDING)
+        judged(self, Case.of_three, 1.5 if fused_wide else ROUNDING_WIDE)
 
 
 @each_operator
