@@ -23,9 +23,9 @@ needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
 #: How much larger than eager's in the same dtype an error may be.
 FACTOR: Final = 1.3
-#: The least error that is held against anyone, in units of the dtype's epsilon. Eager is free of it where it is
-#: exact by chance, as sums of equal numbers are. That of one rounding, of the result; float32's is of some five,
-#: since what it is computed of is float32 as well.
+#: The least error that is held against anyone, in units of the dtype's epsilon. Eager is free of it where it
+#: is exact by chance, as sums of equal numbers are. That of one rounding, of the result; float32's is of some
+#: five, since what it is computed of is float32 as well.
 ROUNDING: Final = 0.25
 ROUNDING_WIDE: Final = 0.55
 #: Draws of the inputs that are pooled where the first one does not show enough: some, and if need be more.
