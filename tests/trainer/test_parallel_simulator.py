@@ -153,7 +153,7 @@ def test_a_step_on_more_gpus(h200):
         assert alone.compute_s / sp <= step.compute_s < 1.1 * alone.compute_s / sp + 0.1
         assert step.exposed_s > 0
         assert step.memory_gib < alone.memory_gib
-    assert shared[16].exposed_s > 2 * shared[8].exposed_s
+    assert shared[16].exposed_s > 1.5 * shared[8].exposed_s
     groups = project(h200, gpus=64, sp=4, tokens=768)
     assert groups.samples_per_s == pytest.approx(16 / groups.step_s)
     links = replace(h200.links, latency_us=0.0, within_node_gb_s=1e6, between_nodes_gb_s=1e6)
