@@ -170,7 +170,11 @@ class BatchStream:
         )
         # Without workers the samples are made where they are taken: in the main thread, where their time
         # budget has its alarm.
-        return FetchAhead(loader) if workers else loader
+        if not workers:
+            return loader
+        # Left to the garbage collector, workers outlive an error, and as they ignore SIGTERM, the interpreter
+        # would wait for them for ever.
+        return FetchAhead(loader, loader._shutdown_workers)  # type: ignore[attr-defined]
 
 
 def _index_batches(

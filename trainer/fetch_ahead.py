@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -14,15 +14,16 @@ class FetchAhead(Iterator[T], Generic[T]):
 
     Items, the end and errors come in the order of ``items``. The thread ends with them, with :meth:`close`,
     with the last reference to this object, or with the interpreter. What ends it waits until an item that is
-    being fetched has come, and then lets go of ``items``.
+    being fetched has come, calls ``stop``, and lets go of ``items``. An error's traceback refers to ``items``
+    for as long as the error is handled: what must end by then is for ``stop`` to end.
     """
 
-    def __init__(self, items: Iterator[T]) -> None:
+    def __init__(self, items: Iterator[T], stop: Callable[[], None] | None = None) -> None:
         self._state = state = _State()
         self._thread = threading.Thread(target=_fetch, args=(items, state), name="fetch-ahead", daemon=True)
         # The thread knows nothing of this object, or it would keep it alive. `items` is the finalizer's to
         # drop last: a loader that is dropped by its own thread would stop its workers from there.
-        self._finalizer = weakref.finalize(self, _end, self._thread, state, items)
+        self._finalizer = weakref.finalize(self, _end, self._thread, state, items, stop)
         self._thread.start()
 
     def __next__(self) -> T:
@@ -66,8 +67,12 @@ def _fetch(items: Iterator[Any], state: _State) -> None:
         del fetched  # or its memory would be held until the next one is there
 
 
-def _end(thread: threading.Thread, state: _State, items: Iterator[Any]) -> None:
+def _end(
+    thread: threading.Thread, state: _State, items: Iterator[Any], stop: Callable[[], None] | None
+) -> None:
     state.over = True
     state.room.release()
     thread.join()
+    if stop is not None:
+        stop()
     del items

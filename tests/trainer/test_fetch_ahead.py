@@ -66,6 +66,25 @@ def test_an_error_is_raised_where_the_item_would_be_taken():
         next(ahead)
 
 
+def test_closing_stops_a_source_that_an_error_still_refers_to():
+    stopped = []
+
+    def items():
+        yield 1
+        raise ZeroDivisionError
+
+    ahead = FetchAhead(items(), lambda: stopped.append(True))
+    assert next(ahead) == 1
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(ahead)
+    assert not stopped
+    ahead.close()
+    assert stopped == [True]
+    ahead.close()
+    assert stopped == [True]
+    del caught
+
+
 def test_closing_waits_for_the_item_in_hand_and_drops_the_source():
     started, may_end, dropped = threading.Event(), threading.Event(), []
 
