@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -144,9 +144,9 @@ class Trainer:
         values: dict[str, float | int] = {}
         batches = self._batches()
         log = RunLog(self._folder, config, self.step) if self.ranks.is_first else SilentLog()
-        with StopSignals() as signals, log:
+        with StopSignals() as signals, log, self._telling_what_is_gone(watch):
             while self.step < config.steps and not stopped:
-                values, stopped = self._watched_step(batches, signals, watch)
+                values, stopped = self._step(batches, signals)
                 # Alone, a signal after the ranks' agreement need not wait for the next one.
                 stopped |= self.ranks.world == 1 and signals.received is not None
                 log.step(values)
@@ -170,12 +170,14 @@ class Trainer:
             values=values,
         )
 
-    def _watched_step(
-        self, batches: Iterator[Batch], signals: StopSignals, watch: PeerWatch | None
-    ) -> tuple[dict[str, float | int], bool]:
-        """:meth:`_step`; an error that comes from a rank or a worker that is gone says so."""
+    @contextmanager
+    def _telling_what_is_gone(self, watch: PeerWatch | None) -> Iterator[None]:
+        """Let an error that comes from a rank or a worker that is gone say so.
+
+        PyTorch raises a dead worker's wherever the main thread happens to be, between two steps, too.
+        """
         try:
-            return self._step(batches, signals)
+            yield
         except RuntimeError as error:
             missing = watch.missing() if watch is not None else []
             if not missing and "DataLoader worker" in str(error):
