@@ -1,5 +1,6 @@
 """``megafold train``: the bundled trainer on a cache."""
 
+import atexit
 import json
 import os
 import sys
@@ -88,8 +89,13 @@ def command(
         summary = run_training(config, data, out, resume=chosen)
     if failed := data.dataset.failures.report():
         click.echo(failed, err=True)
-    if os.environ.get("RANK", "0") != "0":
-        return  # the first rank tells
+    if os.environ.get("RANK", "0") == "0":  # the first rank tells
+        _tell(summary, out, as_json=as_json)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        _leave()
+
+
+def _tell(summary: Any, out: Path, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=1))
         return
@@ -100,6 +106,18 @@ def command(
             f"{structure.entry}: lDDT {best:.3f} (best of {len(structure.lddt)}), "
             f"RMSD {min(structure.rmsd):.2f} Å: {structure.path}"
         )
+
+
+def _leave() -> None:
+    """End a rank's process without the interpreter's own end.
+
+    Threads of PyTorch's process groups at times abort there, and torchrun then calls a run that is complete a
+    failure.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _config(preset: str, values: dict[str, Any]) -> Any:
