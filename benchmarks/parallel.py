@@ -383,19 +383,15 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--lengths", type=int, nargs="*", default=[512, 768, 1024])
+def rank_options(parser: argparse.ArgumentParser) -> None:
+    """What :func:`join` reads, and ``--ranks``."""
     parser.add_argument("--ranks", type=int, nargs="+", help="times of so many; default 1 and all")
-    parser.add_argument("--check-length", type=int, default=131, help="0: no comparison")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--backend", help="of operators; default triton on a GPU, eager on a CPU")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--longest", type=int, default=0, help="print so many kernels that take longest")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+
+
+def join(arguments: argparse.Namespace) -> tuple[torch.device, str, Peers]:
+    """Join torchrun's other ranks; this one's device, the back end, and the ranks, who share every sample."""
     device = torch.device(arguments.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -403,10 +399,33 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     peers = ParallelMesh.create(device, dist.get_world_size()).sp
-    backend = arguments.backend or ("triton" if device.type == "cuda" else "eager")
+    return device, arguments.backend or ("triton" if device.type == "cuda" else "eager"), peers
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or CPU."""
+    return torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+
+
+def describe(peers: Peers, device: torch.device, backend: str) -> str:
+    """A line on what is measured."""
+    return f"{peers.size} x {device_name(device)}, torch {torch.__version__}, back end {backend}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lengths", type=int, nargs="*", default=[512, 768, 1024])
+    parser.add_argument("--check-length", type=int, default=131, help="0: no comparison")
+    rank_options(parser)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--longest", type=int, default=0, help="print so many kernels that take longest")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    device, backend, peers = join(arguments)
     setting = Setting(device, backend, torch.bfloat16, peers)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    say(f"{peers.size} x {name}, torch {torch.__version__}, back end {backend}")
+    say(describe(peers, device, backend))
     rows = []
     say("ranks  length       ms  without transfers  host ms  sent MiB/block  peak GiB")
     for n in arguments.lengths:
@@ -433,7 +452,8 @@ def main() -> None:
         told = ", ".join(f"{size} MiB: {speed:.1f}" for size, speed in by_size.items())
         say(f"{kind}, GB/s of a rank that sends {told}")
     if arguments.json and dist.get_rank() == 0:
-        result = {"device": name, "torch": torch.__version__, "backend": backend, "bandwidth_gb_s": speeds}
+        result: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__}
+        result |= {"backend": backend, "bandwidth_gb_s": speeds}
         arguments.json.write_text(
             json.dumps(result | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n"
         )

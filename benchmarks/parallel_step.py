@@ -16,7 +16,6 @@ without dropout, whose masks on a GPU depend on the dtype.
 import argparse
 import gc
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from parallel import distances, median_ms, say, without_transfers
+from parallel import describe, device_name, distances, join, median_ms, rank_options, say, without_transfers
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -41,7 +40,7 @@ from megafold.trainer.model.config import Backend, ModelConfig
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.parallel import collectives
 from megafold.trainer.parallel.batches import shard_batch
-from megafold.trainer.parallel.mesh import ParallelMesh, Peers
+from megafold.trainer.parallel.mesh import Peers
 from megafold.trainer.parallel.training import SharedLoss
 from megafold.trainer.presets.model import model_preset
 from megafold.trainer.signals import StopSignals
@@ -328,22 +327,13 @@ def main() -> None:
     )
     parser.add_argument("--preset", default="af3")
     parser.add_argument("--lengths", type=int, nargs="*", default=[512, 768])
-    parser.add_argument("--ranks", type=int, nargs="+", help="times of so many; default 1 and all")
     parser.add_argument("--copies", type=int, default=48)
     parser.add_argument("--check-length", type=int, default=67, help="0: no comparison")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--backend", help="of operators; default triton on a GPU, eager on a CPU")
+    rank_options(parser)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        torch.backends.cuda.matmul.allow_tf32 = False
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    peers = ParallelMesh.create(device, dist.get_world_size()).sp
-    backend = arguments.backend or ("triton" if device.type == "cuda" else "eager")
+    device, backend, peers = join(arguments)
     training = TrainConfig(
         preset=arguments.preset,
         sp=peers.size,
@@ -355,8 +345,7 @@ def main() -> None:
         warmup_steps=1_000_000,  # rates near 0: random weights must not run away
     )
     setting = Setting(device, model_preset(arguments.preset), training, peers)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    say(f"{peers.size} x {name}, torch {torch.__version__}, back end {backend}, preset {arguments.preset}")
+    say(f"{describe(peers, device, backend)}, preset {arguments.preset}")
     with tempfile.TemporaryDirectory() as folder:
         ranks = arguments.ranks or [1, peers.size]
         steps = timed_steps(arguments.lengths, ranks, setting, arguments.repeats, Path(folder))
@@ -367,7 +356,8 @@ def main() -> None:
         say(f"{part.length:6d}  {part.name:>27s}  {part.milliseconds:7.2f}{more}")
     if arguments.json and dist.get_rank() == 0:
         rows = {"steps": [asdict(step) for step in steps], "atoms": [asdict(part) for part in parts]}
-        about = {"device": name, "torch": torch.__version__, "backend": backend, "preset": arguments.preset}
+        about = {"device": device_name(device), "torch": torch.__version__}
+        about |= {"backend": backend, "preset": arguments.preset}
         arguments.json.write_text(json.dumps(about | rows, indent=1) + "\n")
     with tempfile.TemporaryDirectory() as folder:
         right = not arguments.check_length or check(arguments.check_length, setting, Path(folder))
