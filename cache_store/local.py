@@ -73,7 +73,10 @@ class LocalStore(Store):
         try:
             data = (path / FORMAT_FILE).read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotACache(f"{path} is not a cache: it has no {FORMAT_FILE}") from error
+            raise NotACache(
+                f"{path} is not a cache: it has no {FORMAT_FILE}; "
+                "check the path, or `megafold cache build` makes one"
+            ) from error
         layout.check_header(data, path)
         return cls(path)
 

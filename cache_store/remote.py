@@ -121,7 +121,10 @@ class RemoteStore(Store):
         try:
             data = transport.read(layout.FORMAT_FILE)
         except FileNotFoundError as error:
-            raise NotACache(f"{transport.url} is not a cache: it has no {layout.FORMAT_FILE}") from error
+            raise NotACache(
+                f"{transport.url} is not a cache: it has no {layout.FORMAT_FILE}; "
+                "check the URL, or `megafold cache push` copies one there"
+            ) from error
         layout.check_header(data, transport.url)
         return cls(transport, copies or ReadThrough.from_environment())
 
