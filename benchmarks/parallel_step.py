@@ -18,7 +18,7 @@ import gc
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,13 +26,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from parallel import describe, device_name, distances, join, median_ms, rank_options, say, without_transfers
+from steps import ATOMS_PER_TOKEN, Steps, network, sample
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megafold.pipeline.schema import SAMPLE
 from megafold.trainer import ops
-from megafold.trainer.batches import Batch
 from megafold.trainer.config import Precision, TrainConfig
 from megafold.trainer.data_parallel import Ranks
 from megafold.trainer.loop import Feed, LossOf, Trainer
@@ -43,10 +42,8 @@ from megafold.trainer.parallel.batches import shard_batch
 from megafold.trainer.parallel.mesh import Peers
 from megafold.trainer.parallel.training import SharedLoss
 from megafold.trainer.presets.model import model_preset
-from megafold.trainer.signals import StopSignals
 
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16")
-ATOMS_PER_TOKEN, MSA_ROWS, TEMPLATES = 8, 512, 4
 GIB = 2**30
 
 
@@ -88,69 +85,15 @@ class AtomPart:
     gather_ms: float | None = None
 
 
-# --------------------------------------------------------------------------------------------------
-# Inputs
-
-
-def sample(n: int) -> Batch:
-    """A random protein of one chain; the same on all ranks."""
-    random = torch.Generator().manual_seed(n)
-    lengths = {"N_token": n, "N_atom": n * ATOMS_PER_TOKEN, "N_msa": MSA_ROWS, "N_templ": TEMPLATES}
-    batch: Batch = {}
-    for feature in SAMPLE:
-        shape = [lengths.get(axis) or int(axis) for axis in feature.axes]
-        batch[feature.name] = torch.zeros([1, *shape], dtype=getattr(torch, feature.dtype))
-    token = torch.arange(n)
-    atom_token = token.repeat_interleave(ATOMS_PER_TOKEN)
-    first = token * ATOMS_PER_TOKEN
-    restype = torch.randint(20, (n,), generator=random)
-    msa = torch.randint(20, (MSA_ROWS, n), generator=random)
-    trace = torch.randn(n, 3, generator=random).cumsum(0) * 2.2
-    values = {
-        "residue_index": token + 1,
-        "token_index": token + 1,
-        "restype": restype,
-        "token_atom_start": first,
-        "center_atom": first + 1,
-        "rep_atom": first + 4,
-        "atom_to_token": atom_token,
-        "ref_space_uid": atom_token,
-        "ref_pos": 1.5 * torch.randn(len(atom_token), 3, generator=random),
-        "coords": trace[atom_token] + 1.5 * torch.randn(len(atom_token), 3, generator=random),
-        "profile": torch.nn.functional.one_hot(msa, 32).float().mean(0),
-        "msa": msa,
-        "template_restype": restype.expand(TEMPLATES, n),
-        "template_pseudo_beta": trace.expand(TEMPLATES, n, 3),
-        "template_backbone_frame": trace[:, None] + torch.randn(TEMPLATES, n, 3, 3, generator=random),
-    }
-    for name, value in values.items():
-        batch[name] = value.to(batch[name].dtype)[None].contiguous()
-    ones = "asym_id entity_id sym_id is_protein token_mask atom_mask ref_mask coords_mask msa_mask".split()
-    for name in [*ones, "template_pseudo_beta_mask", "template_backbone_frame_mask"]:
-        batch[name] = torch.ones_like(batch[name])
-    batch["token_atom_count"] = torch.full_like(batch["token_atom_start"], ATOMS_PER_TOKEN)
-    batch["ref_element"] = torch.full_like(batch["ref_element"], 6)
-    return batch
-
-
-def network(setting: Setting) -> AlphaFold3:
-    with torch.random.fork_rng(devices=[]), torch.device(setting.device):
-        torch.manual_seed(0)
-        model = AlphaFold3(setting.network)
-    model.backend = setting.training.backend
-    torch.manual_seed(0)
-    with torch.no_grad():  # layers that start at zero would leave the others without gradients
-        for parameter in model.parameters():
-            if parameter.ndim == 2 and not parameter.any():
-                parameter.normal_(std=0.1 * parameter.shape[1] ** -0.5)
-    return model.train()
-
-
 def trainer_of(setting: Setting, folder: Path) -> Trainer:
     peers = setting.peers
     ranks = Ranks(peers.rank, peers.size, peers.rank, peers.size)
     loss_of: LossOf | None = SharedLoss(peers) if peers.size > 1 else None
-    return Trainer(network(setting), setting.training, Feed(batches=[]), folder, ranks, loss_of)
+    return Trainer(network_of(setting), setting.training, Feed(batches=[]), folder, ranks, loss_of)
+
+
+def network_of(setting: Setting) -> AlphaFold3:
+    return network(setting.network, setting.device, setting.training.backend)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -218,26 +161,14 @@ def without_dropout(setting: Setting) -> Setting:
 def measure(n: int, setting: Setting, repeats: int, folder: Path) -> Step:
     gc.collect()
     trainer = trainer_of(setting, folder)
-    trainer.model.train()
     batch = shard_batch(sample(n), setting.peers) if setting.peers.size > 1 else sample(n)
-    seen: dict[str, Any] = {}
-
-    def batches() -> Iterator[Batch]:
-        while True:
-            yield batch
-
-    endless, signals = batches(), StopSignals()
-
-    def step() -> None:
-        seen.update(trainer._step(endless, signals)[0])
-
-    step()
+    step = Steps(trainer, batch)
+    loss = step()["loss"]
     on_gpu = setting.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     seconds = median_ms(step, setting.device, repeats) / 1e3
     peak = torch.cuda.max_memory_allocated() / GIB if on_gpu else float("nan")
-    loss = seen["loss"]
     alone = seconds
     if setting.peers.size > 1:
         with without_transfers():
@@ -247,7 +178,7 @@ def measure(n: int, setting: Setting, repeats: int, folder: Path) -> Step:
 
 def atom_parts(n: int, setting: Setting, repeats: int) -> list[AtomPart]:
     """The parts that have atoms; every rank runs all of them at the same time, as in a step."""
-    model, peers, sizes = network(setting), setting.peers, setting.network
+    model, peers, sizes = network_of(setting), setting.peers, setting.network
     whole, part = (Atoms(model, length, setting) for length in (n, n // peers.size))
 
     def ms(function: Callable[[], Any]) -> float:

@@ -362,10 +362,7 @@ def test_the_network_is_the_same_with_replays(autocast, recompute):
         expected = step(seed)
         with graphs.active():
             found = step(seed)
-        scale = max(right.abs().max().item() for right in expected[1:])
-        for value, right in zip(found, expected, strict=True):
-            # Gradients that meet at a block's input are added in another order.
-            torch.testing.assert_close(value, right, rtol=0, atol=scale * (1e-2 if autocast else 1e-13))
+        assert_equal(found, expected)
     # Two Pairformer blocks and one of templates, two of the MSA, twice; two of tokens, two of atoms.
     assert graphs.replays > 10
     assert not graphs.declined
@@ -400,10 +397,10 @@ def make_trainer(folder: Path, steps: int, *, replay: bool = True) -> Trainer:
     return trainer
 
 
-def test_a_run_follows_the_plain_one_and_resumes_exactly(tmp_path):
-    plain = make_trainer(tmp_path / "plain", 4, replay=False).run()
+def test_a_run_equals_the_plain_one_and_a_resumed_one(tmp_path):
+    make_trainer(tmp_path / "plain", 4, replay=False).run()
     whole = make_trainer(tmp_path / "whole", 4)
-    assert whole.run().values["loss"] == pytest.approx(plain.values["loss"], rel=1e-3)
+    whole.run()
     assert whole.graphs is not None
     assert whole.graphs.replays > 40
     first = make_trainer(tmp_path / "parts", 2).run()
@@ -411,8 +408,10 @@ def test_a_run_follows_the_plain_one_and_resumes_exactly(tmp_path):
     assert first.checkpoint is not None
     second.resume(first.checkpoint)
     second.run()
-    states = [
-        load_checkpoint(tmp_path / name / "checkpoints/step-00000004.pt") for name in ("whole", "parts")
+    whole_state, *states = [
+        load_checkpoint(tmp_path / name / "checkpoints/step-00000004.pt")
+        for name in ("whole", "parts", "plain")
     ]
-    for name, value in states[0]["model"].items():
-        assert torch.equal(value, states[1]["model"][name]), name
+    for name, value in whole_state["model"].items():
+        for state in states:
+            assert torch.equal(value, state["model"][name]), name

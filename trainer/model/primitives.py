@@ -140,6 +140,8 @@ def run_block(block: Callable[..., Any], *inputs: Any, recompute: bool) -> Any:
     results = replayed(block, inputs, keep=not recompute)
     if results is not None:
         return results
+    # The gradients that meet at an input are added within the block, as in a replayed one: the same sums.
+    inputs = tuple([_own(x) for x in inputs])
     if not (recompute and torch.is_grad_enabled()):
         return block(*inputs)
     backend = ops.active_backend()
@@ -150,3 +152,8 @@ def run_block(block: Callable[..., Any], *inputs: Any, recompute: bool) -> Any:
             return block(*inputs)
 
     return checkpoint(again, *inputs, use_reentrant=False)
+
+
+def _own(x: Any) -> Any:
+    """A tensor's view, if it has gradients, or what it is."""
+    return x.view_as(x) if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled() else x
