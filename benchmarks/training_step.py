@@ -193,7 +193,7 @@ def main() -> None:
                 sys.exit("plain and replayed runs differ")
             return
         print(
-            "length  back end  graphs  first, s  step, ms  busy, ms  kernels  peak, GiB  held, GiB  recorded"
+            "length  back end  graphs  first, s  step, ms  GiB: reserved  allocated   held  recorded  losses"
         )
         rows = []
         for n, backend, graphs in product(arguments.lengths, arguments.backends, arguments.graphs):
