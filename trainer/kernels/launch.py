@@ -7,10 +7,12 @@ without Triton's launch hooks. What a call computes of shapes alone (numbers, co
 as a :class:`Launch`, so that a step of a training run computes it once.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import torch
+import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
@@ -19,6 +21,31 @@ from triton.runtime import driver
 _REMEMBERED: Final = 4096
 #: What Triton asks of a pointer before it reads 16 bytes at a time.
 _ALIGNMENT: Final = 16
+#: What takes a stream and the tensors' addresses and launches a compiled kernel.
+Start = Callable[[int, Sequence[int]], None]
+
+
+class Watcher(Protocol):
+    """Is told of the launches of one thread."""
+
+    def launched(self, launch: "Launch", tensors: Sequence[Tensor], start: Start | None) -> None:
+        """``launch`` ran on ``tensors``; ``start``: the compiled variant, None in the interpreter."""
+
+
+class _Watched(threading.local):
+    watcher: Watcher | None = None
+
+
+#: Who is told of this thread's launches.
+watched: Final = _Watched()
+#: The device that is current, without PyTorch's wrapper around it; a build without GPUs has none.
+current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+
+
+def current_stream(index: int) -> int:
+    """The handle of the stream that work on device ``index`` goes to; 0 where there is no GPU."""
+    stream: int = driver.active.get_current_stream(index) if index >= 0 else 0
+    return stream
 
 
 def blocks(length: int, block: int) -> int:
@@ -60,37 +87,68 @@ class Launch:
         self._numbers = tuple(numbers)
         self._constants = dict(constants)
         self._options = dict(options)
-        self._tail = (*self._numbers, *self._constants.values())
-        self._known: dict[tuple[Any, ...], Any] = {}
+        self._known: dict[tuple[Any, ...], Start] = {}
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launch on the tensors' device."""
-        device = tensors[0].device
-        index = device.index
-        if index is not None and index != torch.cuda.current_device():
-            with torch.cuda.device(device):
+        index = tensors[0].get_device()
+        if index >= 0 and index != current_device():
+            with torch.cuda.device(index):
                 return self(*tensors)
-        pointers = [t.data_ptr() for t in tensors]
-        aligned = tuple([pointer % _ALIGNMENT for pointer in pointers])
-        key = (index, aligned, tuple([t.dtype for t in tensors]))
-        known = self._known.get(key)
-        if known is None:
-            return self._first(key, tensors)
-        stream = driver.active.get_current_stream(index)
         # Of a tensor Triton would ask the GPU's driver where its memory is.
-        known.run(
-            self._programs, 1, 1, stream, known.function, known.packed_metadata, None, None, None,
-            *pointers, *self._tail,
-        )  # fmt: skip
+        addresses = [t.data_ptr() for t in tensors]
+        key = (index, tuple([a % _ALIGNMENT for a in addresses]), tuple([t.dtype for t in tensors]))
+        start = self._known.get(key)
+        if start is None:
+            start = self._first(key, tensors)
+        else:
+            start(current_stream(index), addresses)
+        if watched.watcher is not None:
+            watched.watcher.launched(self, tensors, start)
         return None
 
-    def _first(self, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> None:
+    def _first(self, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> Start | None:
+        """Launch by Triton's own way; remembers the variant and returns it, unless nothing is compiled."""
         made = self._kernel[(self._programs,)](*tensors, *self._numbers, **self._constants, **self._options)
         # The interpreter compiles nothing.
-        if isinstance(made, CompiledKernel):
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[key] = made
+        if not isinstance(made, CompiledKernel):
+            return None
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        start = _start(made, self._programs, (*self._numbers, *self._constants.values()))
+        self._known[key] = start
+        return start
+
+
+def _start(kernel: CompiledKernel, programs: int, tail: tuple[Any, ...]) -> Start:
+    """What launches ``kernel`` with its arguments after the tensors, ``tail``.
+
+    Triton's launcher sees to scratch memory that these kernels do not have, then calls a function in C. Where
+    that is known to take its arguments in this order, it is called at once.
+    """
+    launcher, function, packed = kernel.run, kernel.function, kernel.packed_metadata
+    # Launch metadata and hooks for entry and exit.
+    hooks = (None, None, None)
+    run: Callable[..., None] = launcher
+    fixed: tuple[Any, ...] = (function, packed, *hooks)
+    if triton.__version__.startswith("3.6.") and _plain(launcher):
+        run, no_scratch = launcher.launch, (None, None)
+        flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
+        fixed = (function, *flags, *no_scratch, packed, *hooks)
+
+    def start(stream: int, addresses: Sequence[int]) -> None:
+        run(programs, 1, 1, stream, *fixed, *addresses, *tail)
+
+    return start
+
+
+def _plain(launcher: Any) -> bool:
+    """Whether it is the launcher for Nvidia's GPUs, of a kernel without scratch memory."""
+    return (
+        type(launcher).__name__ == "CudaLauncher"
+        and launcher.global_scratch_size == 0
+        and launcher.profile_scratch_size == 0
+    )
 
 
 class Launcher:
