@@ -22,7 +22,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -34,8 +34,12 @@ from torch.autograd.function import once_differentiable
 
 from megafold.trainer.ops.registry import active_backend
 
-#: Kinds and shapes of blocks that are recorded, at most: their memory stays taken.
-_MOST_SHAPES: Final = 16
+#: Kinds and shapes of blocks that are recorded, at most: a training step of AF3 has eight.
+_MOST_SHAPES: Final = 64
+#: Share of the device's memory that recordings may take before there are no others: of blocks that recompute,
+#: and of those that keep their activations, which would take memory without graphs, too.
+_SHARE: Final = 1 / 8
+_SHARE_KEPT: Final = 1 / 2
 #: Bytes of a block's largest input up to which it is replayed: 128 channels of 700 tokens' pairs in bfloat16.
 #: Beyond it kernels last longer than launches, and the memory that graphs hold is better used.
 LARGEST_INPUT: Final = 128 * 2**20
@@ -69,8 +73,8 @@ class Recorder(Protocol):
     def memory(self) -> int:
         """Bytes that are taken from the device."""
 
-    def room(self) -> int:
-        """Bytes that recordings of blocks with activations may take in all."""
+    def size(self) -> int:
+        """Bytes that the device has."""
 
 
 class CudaRecorder:
@@ -79,29 +83,44 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self._stream: Any = None
 
     def __call__(self, *passes: Pass, alone: bool = False) -> list[Recorded]:
         """See :class:`Recorder`."""
         with torch.cuda.device(self._device):
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
+            if self._stream is None:  # one, as libraries keep working memory for each
+                self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
             pool = torch.cuda.graph_pool_handle() if alone else self._pool
-            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                # What happens once (compiling, libraries' handles) may not happen while it is recorded.
-                for run in passes:
-                    run()
-            current.wait_stream(stream)
-            return [self._capture(run, pool) for run in passes]
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            try:
+                with torch.cuda.stream(self._stream):
+                    # What happens once (compiling, libraries' handles) may not happen while it is recorded.
+                    for run in passes:
+                        run()
+                    draws = _Draws(torch.cuda.current_device())
+                    return [self._capture(run, pool, draws) for run in passes]
+            finally:
+                current.wait_stream(self._stream)
 
-    @staticmethod
-    def _capture(run: Pass, pool: Any) -> Recorded:
+    def _capture(self, run: Pass, pool: Any, draws: "_Draws") -> Recorded:
         graph = torch.cuda.CUDAGraph()
-        # Other threads load data and watch peers meanwhile.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            results = run()
-        return graph.replay, results
+        try:
+            # Other threads load data and watch peers meanwhile.
+            with (
+                draws.recorded(),
+                torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                results = run()
+        except RuntimeError:
+            _end_allocations(self._device, pool)
+            raise
+
+        def replay() -> None:
+            with draws.replayed():
+                graph.replay()
+
+        return replay, results
 
     def random_state(self) -> Tensor:
         """See :class:`Recorder`."""
@@ -116,9 +135,45 @@ class CudaRecorder:
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self._device)
 
-    def room(self) -> int:
+    def size(self) -> int:
         """See :class:`Recorder`."""
-        return torch.cuda.get_device_properties(self._device).total_memory // 2
+        return torch.cuda.get_device_properties(self._device).total_memory
+
+
+class _Draws:
+    """What recordings draw from: a generator of their own, in step with PyTorch's for the device.
+
+    PyTorch's would stay as it is while it is recorded if the recording failed, and no longer draw.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._default = torch.cuda.default_generators[device]
+        self._own = torch.Generator(torch.device("cuda", device))
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """What draws within, draws from the own generator."""
+        before = self._default.graphsafe_get_state()
+        self._default.graphsafe_set_state(self._own)
+        try:
+            yield
+        finally:
+            self._default.graphsafe_set_state(before)
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """What is replayed within, draws what PyTorch's generator would, which goes on behind it."""
+        self._own.set_state(self._default.get_state())
+        yield
+        self._default.set_state(self._own.get_state())
+
+
+def _end_allocations(device: torch.device, pool: Any) -> None:
+    """Let PyTorch know that a recording that failed allocates no more; it forgets to by itself."""
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    with suppress(RuntimeError):  # it has ended: what failed was not the recording
+        if end is not None:
+            end(torch.device(device).index or 0, pool)
 
 
 @dataclass(frozen=True)
@@ -142,6 +197,7 @@ class BlockGraphs:
         seconds: time that recording took.
         bytes: memory that recordings hold.
         replays: forward passes replayed so far.
+        released: all recordings are gone, and there will be no others.
     """
 
     def __init__(self, recorder: Recorder, largest: int = LARGEST_INPUT) -> None:
@@ -150,6 +206,7 @@ class BlockGraphs:
         self.seconds = 0.0
         self.bytes = 0
         self.replays = 0
+        self.released = False
         self._recorder = recorder
         self._largest = largest
         self._recomputed: dict[Key, _Recomputed] = {}
@@ -171,8 +228,24 @@ class BlockGraphs:
         finally:
             _active.reset(token)
 
+    def __str__(self) -> str:
+        return (
+            f"CUDA graphs: {len(self)} kinds and shapes of blocks recorded in {self.seconds:.1f} s, "
+            f"{self.bytes / 2**30:.1f} GiB"
+        )
+
+    def release(self) -> None:
+        """Give the memory back, as soon as no backward pass needs it, and record no more; warns of it."""
+        self._recomputed.clear()
+        self._kept.clear()
+        self.bytes = 0
+        self.released = True
+        _warn("there is too little memory: blocks run without CUDA graphs from now on")
+
     def call(self, block: nn.Module, inputs: Sequence[Any], *, keep: bool) -> Any:
         """The block's result, replayed; None if it has to be called plainly. ``keep``: its activations."""
+        if self.released:
+            return None
         known = self._known(block)
         key = None if known is None else _key(known.kind, block.training, inputs, self._largest)
         if known is None or key is None or key in self.declined:
@@ -210,7 +283,7 @@ class BlockGraphs:
         """The recording of a block that leaves nothing behind; ``wanted``: with such a backward pass."""
         recording = self._recomputed.get(key)
         if recording is None:
-            if not self._has_room(key):
+            if not self._has_room(key, _SHARE):
                 return None
             recording = _Recomputed(block, inputs, self._recorder)
             if not self._attempt(key, recording.record_forward):
@@ -227,7 +300,7 @@ class BlockGraphs:
         own = (*key, wanted, id(block))
         recording = self._kept.get(own)
         if recording is None:
-            if not self._has_room(key) or self.bytes > self._recorder.room():
+            if not self._has_room(key, _SHARE_KEPT):
                 return None
             recording = _Kept(block, inputs, self._recorder)
             if not self._attempt(key, recording.record):
@@ -235,26 +308,37 @@ class BlockGraphs:
             self._kept[own] = recording
         return recording if recording.is_free() else None
 
-    def _has_room(self, key: Key) -> bool:
+    def _has_room(self, key: Key, share: float) -> bool:
+        if self.bytes > share * self._recorder.size():
+            return False
         if key not in self._shapes and len(self._shapes) < _MOST_SHAPES:
             self._shapes.add(key)
         return key in self._shapes
 
     def _attempt(self, key: Key, record: Callable[..., None], *args: Any) -> bool:
-        """Record something; where it fails, that kind and shape runs plainly from now on."""
+        """Record something; where it fails, that kind and shape runs plainly from now on.
+
+        Where memory is short, all do.
+        """
         began, state, before = time.perf_counter(), self._recorder.random_state(), self._recorder.memory()
         try:
             record(*args)
-        except RuntimeError as error:  # out of memory, too
+        except torch.OutOfMemoryError:
+            self.release()
+        except RuntimeError as error:
             self.declined[key] = str(error)
             self._recomputed.pop(key, None)
-            reason = str(error).partition("\n")[0]
-            warnings.warn(f"a block runs without CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
+            _warn(f"a block runs without CUDA graphs: {str(error).partition(chr(10))[0]}")
         finally:
             self._recorder.set_random_state(state)
             self.seconds += time.perf_counter() - began
-            self.bytes += self._recorder.memory() - before
-        return key not in self.declined
+            if not self.released:
+                self.bytes += self._recorder.memory() - before
+        return key not in self.declined and not self.released
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 _active: ContextVar[BlockGraphs | None] = ContextVar("megafold_graphs", default=None)

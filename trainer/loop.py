@@ -141,6 +141,7 @@ class Trainer:
         torch.use_deterministic_algorithms(config.deterministic or self.device.type == "cpu", warn_only=True)
         self.model.train()
         stopped = False
+        recordings = 0
         values: dict[str, float | int] = {}
         batches = self._batches()
         log = RunLog(self._folder, config, self.step) if self.ranks.is_first else SilentLog()
@@ -150,6 +151,9 @@ class Trainer:
                 # Alone, a signal after the ranks' agreement need not wait for the next one.
                 stopped |= self.ranks.world == 1 and signals.received is not None
                 log.step(values)
+                if self.graphs is not None and len(self.graphs) > recordings:
+                    recordings = len(self.graphs)
+                    log.say(str(self.graphs))
                 if self._skipped_in_a_row >= config.max_skipped_in_a_row:
                     raise DivergedError(self._divergence())
                 if self.step % config.checkpoint_every == 0:
@@ -235,15 +239,31 @@ class Trainer:
         return values, stop
 
     def _accumulate(self, batches: Iterator[Batch]) -> tuple[dict[str, Tensor], int, float]:
-        """Add up the gradients of a step; returns mean losses, samples, and seconds waited for data."""
+        """Add up the gradients of a step; returns mean losses, samples, and seconds waited for data.
+
+        If memory is short and graphs hold some, they give it back, and the step begins anew without them.
+        """
+        taken = _Taken(batches)
+        if self.graphs is None:
+            return self._add_up(taken)
+        try:
+            return self._add_up(taken)
+        except torch.OutOfMemoryError:
+            if not len(self.graphs):
+                raise
+        # Out of reach of the error, which holds what was computed.
+        self.graphs.release()
+        self._clear_gradients()
+        taken.rewind()
+        return self._add_up(taken)
+
+    def _add_up(self, batches: "_Taken") -> tuple[dict[str, Tensor], int, float]:
         config = self.config
         sums: dict[str, Tensor] = {}
-        samples, waited = 0, 0.0
+        samples = 0
         cycles = _cycles(config, self.step)
         for turn in range(config.accumulate):
-            asked = time.perf_counter()
             batch = next(batches)
-            waited += time.perf_counter() - asked
             if not config.redraw_msa:
                 batch = {name: value for name, value in batch.items() if name != DRAWS}
             self._seed_noise(turn)
@@ -256,7 +276,7 @@ class Trainer:
             samples += len(batch["token_mask"])
             for name, value in loss.values().items():
                 sums[name] = sums.get(name, 0.0) + value / config.accumulate
-        return sums, samples, waited
+        return sums, samples, batches.waited
 
     def _seed_noise(self, turn: int) -> None:
         """Noise and dropout are functions of the seed, the step and the batch's place in the step.
@@ -388,6 +408,28 @@ class Trainer:
             print(f"Resumed from {path} after step {self.step}", flush=True)
             for name, (then, now) in changed.items():
                 print(f"  changed setting: {name} was {then!r}, is {now!r}", flush=True)
+
+
+class _Taken:
+    """Batches of a step, which can be taken once more; ``waited`` seconds for them."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.waited = 0.0
+        self._batches = batches
+        self._taken: list[Batch] = []
+        self._place = 0
+
+    def __next__(self) -> Batch:
+        if self._place == len(self._taken):
+            asked = time.perf_counter()
+            self._taken.append(next(self._batches))
+            self.waited += time.perf_counter() - asked
+        self._place += 1
+        return self._taken[self._place - 1]
+
+    def rewind(self) -> None:
+        """Go back to the first."""
+        self._place = 0
 
 
 #: Forward pass of a batch, as the loader gave it, with so many trunk passes: its loss, or this rank's part.

@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ class Rerun:
 
     def __init__(self) -> None:
         self.recorded = self.alone = 0
-        self.most = 2000
+        self.bytes = 10**7
 
     def __call__(self, *passes, alone=False):
         self.recorded += 1
@@ -53,8 +54,8 @@ class Rerun:
     def memory(self) -> int:
         return 1000 * self.recorded
 
-    def room(self) -> int:
-        return self.most
+    def size(self) -> int:
+        return self.bytes
 
 
 class Layer(nn.Module):
@@ -259,13 +260,16 @@ def test_a_second_backward_pass_is_refused():
         torch.autograd.grad(y.sum(), x)
 
 
-def test_activations_have_so_much_room():
-    graphs = BlockGraphs(Rerun())
-    results(blocks := layers(5), *inputs(), recompute=False)
-    with graphs.active():
-        results(blocks, *inputs(), recompute=False)
-    assert len(graphs) == graphs.replays == 3
-    assert graphs.bytes == 3000
+def test_recordings_have_so_much_room():
+    for share, recompute in ((8, True), (2, False)):
+        recorder, blocks = Rerun(), [Layer(slope) for slope in (0.1, 0.2, 0.3, 0.4, 0.5)]
+        recorder.bytes = share * 3500  # each pass that is recorded is said to take 1000
+        graphs = BlockGraphs(recorder)
+        expected = results(blocks, *inputs(), recompute=recompute)
+        with graphs.active():
+            assert_equal(results(blocks, *inputs(), recompute=recompute), expected)
+        # A pass back goes with the pass forward that has been recorded.
+        assert (len(graphs), graphs.bytes) == ((2, 4000) if recompute else (4, 4000))
 
 
 def test_functions_run_plainly():
@@ -284,11 +288,11 @@ def test_hooked_modules_run_plainly():
 
 def test_beyond_so_many_shapes_blocks_run_plainly():
     graphs, block = BlockGraphs(Rerun()), layers(1)[0]
-    for rows in range(1, 21):
+    for rows in range(1, 71):
         plain_calls(graphs, block, *inputs(rows), turns=1)
-    assert len(graphs) == graphs.replays == 16
+    assert len(graphs) == graphs.replays == 64
     plain_calls(graphs, block, *inputs(2), turns=1)
-    assert graphs.replays == 17
+    assert graphs.replays == 65
 
 
 def test_large_inputs_run_plainly():
@@ -344,9 +348,7 @@ def test_the_network_is_the_same_with_replays(autocast, recompute):
     batch = random_batch(0)
     if not autocast:
         batch = as_dtype(batch)
-    recorder = Rerun()
-    recorder.most = 100_000
-    graphs = BlockGraphs(recorder)
+    graphs = BlockGraphs(Rerun())
 
     def step(seed: int) -> list[Tensor]:
         model.zero_grad(set_to_none=True)
@@ -387,9 +389,9 @@ def test_other_settings_are_refused():
         quick_config(cuda_graphs="on")
 
 
-def make_trainer(folder: Path, steps: int, *, replay: bool = True) -> Trainer:
+def make_trainer(folder: Path, steps: int, *, replay: bool = True, **settings: Any) -> Trainer:
     model = mini_model(config=dataclasses.replace(MINI, activation_checkpointing=True), dtype=torch.float32)
-    config = quick_config(steps=steps, rollout_steps=0, n_copies=2, learning_rate=1e-3)
+    config = quick_config(steps=steps, rollout_steps=0, n_copies=2, learning_rate=1e-3, **settings)
     feed = FakeFeed()
     trainer = Trainer(model, config, Feed(batches=feed, sampler=feed), folder)
     if replay:
@@ -415,3 +417,61 @@ def test_a_run_equals_the_plain_one_and_a_resumed_one(tmp_path):
     for name, value in whole_state["model"].items():
         for state in states:
             assert torch.equal(value, state["model"][name]), name
+
+
+def test_a_step_without_memory_begins_anew_without_graphs(tmp_path):
+    expected = make_trainer(tmp_path / "plain", 3, replay=False, accumulate=2)
+    expected.run()
+    trainer = make_trainer(tmp_path / "short", 3, accumulate=2)
+    loss_of = trainer._loss_of
+    calls = []
+
+    def short_of_memory(*arguments):
+        loss = loss_of(*arguments)
+        assert trainer.graphs is not None
+        calls.append(len(trainer.graphs))
+        if len(calls) == 4:  # the second batch of the second step
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss
+
+    trainer._loss_of = short_of_memory
+    with pytest.warns(RuntimeWarning, match="too little memory: .* without CUDA graphs from now on"):
+        trainer.run()
+    assert calls == [7, 7, 7, 7, 0, 0, 0, 0]
+    for parameter, right in zip(trainer.parameters, expected.parameters, strict=True):
+        assert torch.equal(parameter, right)
+
+
+def test_memory_that_is_short_without_graphs_is_an_error(tmp_path):
+    trainer = make_trainer(tmp_path, 1)
+
+    def short_of_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    trainer._loss_of = short_of_memory
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.run()
+
+
+def test_recording_without_memory_gives_up_all_recordings():
+    class Short(Rerun):
+        def __call__(self, *passes, alone=False):
+            if self.recorded == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().__call__(*passes, alone=alone)
+
+    blocks, graphs = [Layer(0.5), Layer(0.25)], BlockGraphs(Short())
+    expected = results(blocks, *inputs())
+    with graphs.active(), pytest.warns(RuntimeWarning, match="too little memory"):
+        assert_equal(results(blocks, *inputs()), expected)  # the first block's backward pass was recorded
+    with graphs.active():
+        assert_equal(results(blocks, *inputs()), expected)
+    assert graphs.replays == 1
+    assert (len(graphs), graphs.bytes, graphs.released) == (0, 0, True)
+
+
+def test_a_run_says_what_it_recorded(tmp_path, capsys):
+    make_trainer(tmp_path, 3).run()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "CUDA graphs" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("CUDA graphs: 7 kinds and shapes of blocks recorded in ")

@@ -58,7 +58,7 @@ def deterministic():
 
 @pytest.mark.parametrize("recompute", [True, False])
 def test_replays_are_bit_equal_to_calls(deterministic, recompute):
-    stack, graphs = make_stack(recompute=recompute), BlockGraphs(CudaRecorder(torch.device("cuda", 0)))
+    stack, graphs = make_stack(recompute=recompute), BlockGraphs(recorder())
     for seed in (1, 2, 2):
         expected = results(stack, seed)
         with graphs.active():
@@ -71,7 +71,7 @@ def test_replays_are_bit_equal_to_calls(deterministic, recompute):
 
 
 def test_replays_differ_by_their_dropout():
-    stack, graphs = make_stack(1), BlockGraphs(CudaRecorder(torch.device("cuda", 0)))
+    stack, graphs = make_stack(1), BlockGraphs(recorder())
     with graphs.active():
         first, again, other = (results(stack, seed)[1] for seed in (3, 3, 4))
         inputs = [t.clone() for t in (first.new_zeros(1, LENGTH, C_S, dtype=torch.float32), first)]
@@ -94,22 +94,83 @@ class Synchronising(nn.Module):
         return self.weight * x * float(x.sum())
 
 
-def test_what_cannot_be_recorded_runs_plainly_and_harms_no_one():
-    graphs, block = BlockGraphs(CudaRecorder(torch.device("cuda", 0))), Synchronising()
+def recorder() -> CudaRecorder:
+    return CudaRecorder(torch.device("cuda", 0))
+
+
+def test_what_cannot_be_recorded_runs_plainly_and_harms_no_one(deterministic):
+    graphs, block, stack = BlockGraphs(recorder()), Synchronising(), make_stack()
+    expected_before, expected_after = results(stack, 1), results(stack, 2)
+    with graphs.active():
+        before = results(stack, 1)
+    replays = graphs.replays
     x = torch.rand(4, 8, device="cuda").requires_grad_()
     expected = torch.autograd.grad(block(x).sum(), [x, block.weight])
+    stream = torch.cuda.current_stream()
     for recompute in (True, False):
+        torch.manual_seed(3)
         with graphs.active(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = torch.autograd.grad(run_block(block, x, recompute=recompute).sum(), [x, block.weight])
         assert ["without CUDA graphs" in str(w.message) for w in caught].count(True) == recompute
         for value, right in zip(found, expected, strict=True):
             assert torch.equal(value, right)
-    assert len(graphs) == graphs.replays == 0
+        drawn = torch.rand(3, device="cuda")
+        torch.manual_seed(3)
+        assert torch.equal(drawn, torch.rand(3, device="cuda"))
+    assert torch.cuda.current_stream() == stream
+    assert graphs.replays == replays
+    # What was recorded before, and what is recorded after.
+    with graphs.active():
+        after = results(stack, 2)
+    assert graphs.replays == 2 * replays
+    for value, right in zip([*before, *after], [*expected_before, *expected_after], strict=True):
+        assert torch.equal(value, right)
     linear = nn.Linear(8, 8, device="cuda")
     with graphs.active():
         torch.testing.assert_close(run_block(linear, x, recompute=True), linear(x))
-    assert len(graphs) == graphs.replays == 1
+    assert graphs.replays == 2 * replays + 1
+
+
+class Greedy(nn.Module):
+    """Wants more memory than there is, while it is recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, device="cuda"))
+        self.greedy = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.greedy and torch.cuda.is_current_stream_capturing():
+            x.new_empty(torch.cuda.get_device_properties(0).total_memory)
+        return self.weight * x
+
+
+def test_recording_without_memory_gives_all_of_it_back(deterministic):
+    graphs, block, stack = BlockGraphs(recorder()), Greedy(), make_stack()
+    expected = results(stack, 1)
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    with graphs.active():
+        results(stack, 1)
+    assert graphs.bytes > 0
+    x = torch.rand(4, 8, device="cuda").requires_grad_()
+    with graphs.active(), pytest.warns(RuntimeWarning, match="too little memory"):
+        y = run_block(block, x, recompute=True)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), block.weight)[0], x.sum(0))
+    with graphs.active():
+        found = results(stack, 1)
+    assert len(graphs) == graphs.bytes == 0
+    for value, right in zip(found, expected, strict=True):
+        assert torch.equal(value, right)
+    del y, value, right, found
+    torch.cuda.empty_cache()
+    # A stream's working memory of cuBLAS stays, as it does without graphs.
+    assert torch.cuda.memory_reserved() < reserved + 100 * 2**20
+    again = BlockGraphs(recorder())
+    with again.active():
+        results(stack, 1)
+    assert again.replays
 
 
 def make_trainer(folder, *, recompute: bool = True, **changes) -> Trainer:
