@@ -182,6 +182,12 @@ class _Known:
 
     kind: int
     tensors: list[Tensor]
+    addresses: list[int]
+
+    def is_still(self, block: nn.Module) -> bool:
+        """No other parameters have come, or to another place; told by the first, as all come together."""
+        first = next(block.parameters(), None)
+        return first is None or (first is self.tensors[0] and first.data_ptr() == self.addresses[0])
 
 
 class BlockGraphs:
@@ -189,8 +195,8 @@ class BlockGraphs:
 
     A kind of block and shape is recorded when it first comes in an :meth:`active` context: not later, so that
     all steps of a run replay, those after a resumption too. What cannot be recorded runs plainly;
-    :attr:`declined` says why. Once a block has been called its parameters may change their values, but may
-    not be exchanged for others.
+    :attr:`declined` says why. A block's parameters may change their values, and may be moved or exchanged for
+    others, all together.
 
     Attributes:
         declined: reasons for which recording failed.
@@ -268,13 +274,17 @@ class BlockGraphs:
         return results[0] if recording.single else results
 
     def _known(self, block: nn.Module) -> _Known | None:
-        if block not in self._blocks:
-            signature = _signature(block)
-            self._blocks[block] = (
-                None
-                if signature is None
-                else _Known(self._kinds.setdefault(signature, len(self._kinds)), _tensors(block))
-            )
+        if block in self._blocks:
+            known = self._blocks[block]
+            if known is None or known.is_still(block):
+                return known
+            self._kept = {own: kept for own, kept in self._kept.items() if kept.block is not block}
+        signature, tensors = _signature(block), _tensors(block)
+        if signature is None:
+            self._blocks[block] = None
+        else:
+            kind = self._kinds.setdefault(signature, len(self._kinds))
+            self._blocks[block] = _Known(kind, tensors, [t.data_ptr() for t in tensors])
         return self._blocks[block]
 
     def _recomputing(

@@ -197,6 +197,26 @@ def test_weights_are_those_of_the_moment(recompute):
 
 
 @both_ways
+def test_parameters_may_be_exchanged(recompute):
+    blocks, graphs = layers(), BlockGraphs(Rerun())
+    for exchange in (True, False):
+        with graphs.active():
+            results(blocks, *inputs(), recompute=recompute)
+        for block in blocks:
+            state = {name: value * 0.9 for name, value in block.state_dict().items()}
+            if exchange:
+                block.load_state_dict(state, assign=True)
+            else:  # as a module that is moved to another device and back
+                for name, parameter in block.named_parameters():
+                    parameter.data = state[name]
+        expected = results(blocks, *inputs(), recompute=recompute)
+        with graphs.active():
+            assert_equal(results(blocks, *inputs(), recompute=recompute), expected)
+    assert graphs.replays == 4 * len(blocks)
+    assert len(graphs) == (1 if recompute else len(blocks))
+
+
+@both_ways
 def test_frozen_weights_and_inputs_without_gradients(recompute):
     blocks, graphs = layers(2), BlockGraphs(Rerun())
     blocks[0].requires_grad_(False)
