@@ -18,6 +18,7 @@ import gc
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from parallel import describe, device_name, distances, join, median_ms, rank_options, say, without_transfers
-from steps import ATOMS_PER_TOKEN, Steps, network, sample
+from steps import ATOMS_PER_TOKEN, Steps, network, sample, shallow
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -119,14 +120,8 @@ def gradients(setting: Setting, n: int, folder: Path) -> dict[str, Tensor]:
 
 def check(n: int, setting: Setting, folder: Path) -> bool:
     """Print how far the shared step and the serial one are off; whether sharing makes it no worse."""
-    shallow = replace(
-        setting.network,
-        n_pairformer=2,
-        n_msa=2,
-        diffusion=replace(setting.network.diffusion, n_block=2),
-    )
     training = replace(setting.training, n_copies=3)
-    setting = replace(setting, network=shallow, training=training)
+    setting = replace(setting, network=shallow(setting.network, 2), training=training)
 
     def run(now: Setting, precision: Precision, backend: Backend) -> dict[str, Tensor]:
         changed = replace(now.training, precision=precision, backend=backend)
@@ -163,7 +158,9 @@ def measure(n: int, setting: Setting, repeats: int, folder: Path) -> Step:
     trainer = trainer_of(setting, folder)
     batch = shard_batch(sample(n), setting.peers) if setting.peers.size > 1 else sample(n)
     step = Steps(trainer, batch)
+    began = time.perf_counter()
     loss = step()["loss"]
+    say(f"    first step on {setting.peers.size}: {time.perf_counter() - began:.1f} s")
     on_gpu = setting.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -257,6 +254,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--preset", default="af3")
+    parser.add_argument("--blocks", type=int, help="at most so many in each stack; default: the preset's")
     parser.add_argument("--lengths", type=int, nargs="*", default=[512, 768])
     parser.add_argument("--copies", type=int, default=48)
     parser.add_argument("--check-length", type=int, default=67, help="0: no comparison")
@@ -275,7 +273,10 @@ def main() -> None:
         cuda_graphs="off",  # ranks that share a sample have none
         warmup_steps=1_000_000,  # rates near 0: random weights must not run away
     )
-    setting = Setting(device, model_preset(arguments.preset), training, peers)
+    sizes = model_preset(arguments.preset)
+    if arguments.blocks:
+        sizes = shallow(sizes, arguments.blocks)
+    setting = Setting(device, sizes, training, peers)
     say(f"{describe(peers, device, backend)}, preset {arguments.preset}")
     with tempfile.TemporaryDirectory() as folder:
         ranks = arguments.ranks or [1, peers.size]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,17 @@ def network(sizes: ModelConfig, device: torch.device, backend: Backend) -> Alpha
             if parameter.ndim == 2 and not parameter.any():
                 parameter.normal_(std=0.1 * parameter.shape[1] ** -0.5)
     return model.train()
+
+
+def shallow(sizes: ModelConfig, most: int) -> ModelConfig:
+    """The same with at most so many blocks in each stack."""
+    return replace(
+        sizes,
+        n_pairformer=min(most, sizes.n_pairformer),
+        n_msa=min(most, sizes.n_msa),
+        n_template=min(most, sizes.n_template),
+        diffusion=replace(sizes.diffusion, n_block=min(most, sizes.diffusion.n_block)),
+    )
 
 
 class Steps:

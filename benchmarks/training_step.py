@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 from parallel import device_name, kernels_of, synchronize, union
-from steps import Steps, network, sample
+from steps import Steps, network, sample, shallow
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -228,14 +228,7 @@ def parsed() -> argparse.Namespace:
 def setting_of(arguments: argparse.Namespace) -> Setting:
     sizes = model_preset(arguments.preset)
     if arguments.blocks:
-        most = arguments.blocks
-        sizes = replace(
-            sizes,
-            n_pairformer=min(most, sizes.n_pairformer),
-            n_msa=min(most, sizes.n_msa),
-            n_template=min(most, sizes.n_template),
-            diffusion=replace(sizes.diffusion, n_block=min(most, sizes.diffusion.n_block)),
-        )
+        sizes = shallow(sizes, arguments.blocks)
     training = TrainConfig(
         preset=arguments.preset,
         n_copies=arguments.copies,

@@ -2,6 +2,10 @@
 
 import dataclasses
 import math
+import os
+import subprocess
+import sys
+import textwrap
 import warnings
 
 import pytest
@@ -10,6 +14,7 @@ from torch import Tensor, nn
 
 from megafold.trainer import ops
 from megafold.trainer.checkpoint import load_checkpoint
+from megafold.trainer.data_parallel import Ranks
 from megafold.trainer.graphs import BlockGraphs, CudaRecorder
 from megafold.trainer.loop import Feed, Trainer
 from megafold.trainer.model.config import PairformerConfig
@@ -18,6 +23,7 @@ from megafold.trainer.model.pairformer import PairformerStack
 from megafold.trainer.model.primitives import run_block
 from megafold.trainer.presets.model import TINY
 from tests.trainer.fakes import FakeFeed, quick_config
+from tests.trainer.test_data_parallel import ROOT
 
 pytestmark = [
     pytest.mark.gpu,
@@ -173,14 +179,14 @@ def test_recording_without_memory_gives_all_of_it_back(deterministic):
     assert again.replays
 
 
-def make_trainer(folder, *, recompute: bool = True, **changes) -> Trainer:
+def make_trainer(folder, *, recompute: bool = True, ranks: Ranks | None = None, **changes) -> Trainer:
     settings = {"device": "cuda", "precision": "bf16", "deterministic": True}
     config = quick_config(**{**settings, "learning_rate": 1e-3, "rollout_steps": 0, **changes})
     torch.manual_seed(0)
     model = AlphaFold3(dataclasses.replace(TINY, activation_checkpointing=recompute))
     model.backend = config.backend
-    feed = FakeFeed()
-    return Trainer(model, config, Feed(batches=feed, sampler=feed), folder)
+    feed = FakeFeed(rank=0 if ranks is None else ranks.rank)
+    return Trainer(model, config, Feed(batches=feed, sampler=feed), folder, ranks)
 
 
 @pytest.mark.parametrize(("backend", "recompute"), [("eager", False), ("eager", True), ("triton", True)])
@@ -215,3 +221,54 @@ def test_a_resumed_graphed_run_is_bit_equal(tmp_path):
     for part in ("model", "average"):
         for name, value in states[0][part].items():
             assert torch.equal(value, states[1][part][name]), name
+
+
+#: Two ranks with samples of their own, with graphs and without; says whether both runs' weights are the same
+#: everywhere.
+RANKS = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+
+    import torch
+    import torch.distributed as dist
+
+    from megafold.trainer.data_parallel import Ranks
+    from tests.trainer.test_graphs_gpu import make_trainer
+
+    ranks = Ranks.from_environment()
+    torch.cuda.set_device(ranks.local_rank)
+    ranks.start(torch.device("cuda", ranks.local_rank))
+    weights = []
+    for graphs in ("off", "auto"):
+        folder = Path(sys.argv[1]) / graphs
+        trainer = make_trainer(folder, ranks=ranks, steps=4, cuda_graphs=graphs, backend="triton")
+        trainer.run()
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.parameters]))
+    of_all = [torch.empty_like(weights[0]) for _ in range(ranks.world)]
+    dist.all_gather(of_all, weights[0])
+    same = all(torch.equal(other, weights[1]) for other in of_all)
+    print(f"rank {ranks.rank}: {trainer.graphs.replays > 30} {same}", flush=True)
+    dist.destroy_process_group()
+    """
+)
+
+
+@pytest.mark.multigpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ranks_with_graphs_equal_those_without(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = subprocess.run(
+        [*command, script, tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    for rank in (0, 1):
+        assert f"rank {rank}: True True" in result.stdout
