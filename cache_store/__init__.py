@@ -18,6 +18,7 @@ from megafold.cache_store.errors import (
     RemoteCacheWarning,
     RemoteError,
     SwappedObject,
+    WriteFailed,
 )
 from megafold.cache_store.garbage import Collected, collect, reachable
 from megafold.cache_store.journal import Journal, Replay
@@ -68,6 +69,7 @@ __all__ = [
     "Store",
     "StoreFinding",
     "SwappedObject",
+    "WriteFailed",
     "audit",
     "canonical_json",
     "collect",

@@ -23,7 +23,11 @@ class RemoteCacheWarning(UserWarning):
     """Something that makes reading a cache behind a URL slow, and no sample wrong."""
 
 
-class ReadOnlyCache(CacheError):
+class WriteFailed(CacheError):
+    """The disk did not take a change: it is full, over its quota or failing. No input is to blame."""
+
+
+class ReadOnlyCache(WriteFailed):
     """A change was asked of a cache that cannot be written."""
 
 

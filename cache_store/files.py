@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from megafold.cache_store.errors import ReadOnlyCache
+from megafold.cache_store.errors import ReadOnlyCache, WriteFailed
 
 #: Files with this prefix are being written, or were when their process died.
 TEMPORARY_PREFIX = ".tmp-"
@@ -21,8 +21,9 @@ def publish(path: Path, data: bytes, mode: int = 0o444) -> None:
 
     Raises:
         ReadOnlyCache: the directory cannot be written.
+        WriteFailed: the disk is full, or failing.
     """
-    with explain_read_only(path):
+    with explain_refusal(path):
         make_directory(path.parent)
         temporary = path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -61,17 +62,27 @@ def sync_directory(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def explain_read_only(path: Path) -> Iterator[None]:
-    """Turn the system's refusals to write at ``path`` into one error that says so."""
+def explain_refusal(path: Path) -> Iterator[None]:
+    """Turn the system's refusals to write at ``path`` into errors that say so, and what to do."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise WriteFailed(
+                f"cannot write {path}: {error.strerror}. "
+                "Make room on that disk, or mend it: the same command then goes on from what is finished."
+            ) from error
+        if is_read_only(error):
             raise ReadOnlyCache(
                 f"cannot write {path}: {error.strerror}. "
                 "The cache is read-only for this user: build into a folder of your own."
             ) from error
         raise
+
+
+def is_read_only(error: OSError) -> bool:
+    """Whether the system says that something may not be written here, or not by this user."""
+    return error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def is_temporary(path: Path) -> bool:

@@ -58,7 +58,7 @@ class Journal:
             ReadOnlyCache: the journal cannot be written.
         """
         line = _line(record)
-        with files.explain_read_only(self.path):
+        with files.explain_refusal(self.path):
             if self._fd < 0:
                 self._fd = self._open()
             _write(self._fd, line)

@@ -92,8 +92,7 @@ class LocalStore(Store):
         path = self.object_path(digest)
         try:
             if objects.claimed_digest(path) == digest:
-                with contextlib.suppress(PermissionError):
-                    os.utime(path)  # wanted again: not to be collected now
+                _touch(path)
                 return digest
         except FileNotFoundError:
             pass
@@ -126,7 +125,7 @@ class LocalStore(Store):
     def delete(self, digest: Digest) -> None:
         """See :meth:`Store.delete`."""
         path = self.object_path(digest)
-        with files.explain_read_only(path):
+        with files.explain_refusal(path):
             path.unlink(missing_ok=True)
 
     def check(self, digest: Digest) -> None:
@@ -287,7 +286,7 @@ class LocalStore(Store):
         with lock or self.build_lock():
             removed = []
             for path in files.temporary_files(self.path):
-                with contextlib.suppress(FileNotFoundError), files.explain_read_only(path):
+                with contextlib.suppress(FileNotFoundError), files.explain_refusal(path):
                     if time.time() - path.stat().st_mtime >= older_than_s:
                         path.unlink()
                         removed.append(path)
@@ -302,6 +301,15 @@ def _publish_table(table: Manifest, path_of: Callable[[Digest], Path]) -> Digest
     except (MissingManifest, CorruptManifest):
         files.publish(path, table.to_parquet(digest))
     return digest
+
+
+def _touch(path: Path) -> None:
+    """Note that an object is wanted again, so that it is not collected now; where that can be noted."""
+    try:
+        os.utime(path)
+    except OSError as error:
+        if not files.is_read_only(error):
+            raise
 
 
 def _children(folder: Path) -> Iterable[Path]:

@@ -37,7 +37,7 @@ class KernelLock:
             LockHeld: another process, or another object of this one, still has it after ``wait`` seconds.
             ReadOnlyCache: the lock's directory cannot be written.
         """
-        with files.explain_read_only(self.path):
+        with files.explain_refusal(self.path):
             files.make_directory(self.path.parent)
             # Not thread-local: whoever holds the object may release it.
             self._lock = self._lock or FileLock(self.path, thread_local=False)

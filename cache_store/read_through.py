@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from megafold.cache_store import files
-from megafold.cache_store.errors import LockHeld, NotACache, ReadOnlyCache, RemoteCacheWarning, RemoteError
+from megafold.cache_store.errors import LockHeld, NotACache, RemoteCacheWarning, RemoteError, WriteFailed
 from megafold.cache_store.locks import KernelLock
 
 FOLDER_VARIABLE: Final = "MEGAFOLD_REMOTE_CACHE"
@@ -96,7 +96,7 @@ class ReadThrough:
         try:
             self._mark()
             files.publish(path, data)
-        except (OSError, ReadOnlyCache) as error:
+        except (OSError, WriteFailed) as error:
             self._warn(name, str(error))
             return None
         self._added += len(data)
@@ -117,7 +117,7 @@ class ReadThrough:
         """
         stripe = Path(name).name[:3]
         lock = KernelLock(self.path / "locks" / stripe, wait=_LOCK_WAIT_S)
-        with contextlib.suppress(OSError, ReadOnlyCache, LockHeld):
+        with contextlib.suppress(OSError, WriteFailed, LockHeld):
             self._mark()
             lock.acquire()
         try:
@@ -130,7 +130,7 @@ class ReadThrough:
             files.publish(self.path / _MARKER, (json.dumps({"format": 1}) + "\n").encode(), 0o644)
 
     def _make_room(self) -> None:
-        with contextlib.suppress(LockHeld, ReadOnlyCache, OSError), KernelLock(self.path / "locks" / "room"):
+        with contextlib.suppress(LockHeld, WriteFailed, OSError), KernelLock(self.path / "locks" / "room"):
             self._added = 0
             copies = sorted(self._copies())
             total = sum(size for _, size, _ in copies)

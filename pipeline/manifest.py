@@ -60,7 +60,7 @@ MANIFEST_SCHEMA: Final = pa.schema(
         ("assembly", pa.string()),
         ("structure", pa.string()),
         ("pairing", pa.string()),
-        ("recipes", pa.list_(_RECIPE)),  # sorted by stage; `msa:3` is the MSA of entity_id 3
+        ("recipes", pa.list_(_RECIPE)),  # sorted by stage; `msa:3`: the MSA of entity_id 3
         ("components", pa.list_(pa.string())),  # component keys that the structure uses
         ("source", pa.string()),  # relative path of the structure file
         ("source_digest", pa.string()),

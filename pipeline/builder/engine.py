@@ -11,9 +11,18 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from megafold.cache_store import MAIN_REF, Digest, Failure, Journal, LocalStore, Manifest
+from megafold.cache_store import (
+    MAIN_REF,
+    CorruptManifest,
+    Digest,
+    Failure,
+    Journal,
+    LocalStore,
+    Manifest,
+    MissingManifest,
+)
 from megafold.pipeline.builder import recipes
 from megafold.pipeline.builder.config import BuildConfig
 from megafold.pipeline.builder.known import Known
@@ -26,6 +35,9 @@ from megafold.pipeline.chemistry.library import library_content
 from megafold.pipeline.chemistry.reference import ReferenceComponent
 from megafold.pipeline.clusters import assign_clusters, choose_clustering
 from megafold.pipeline.manifest import manifest_from_rows
+
+#: What a structure's outcome tells the planner, and the manifest keeps elsewhere.
+_ROW_OF_THE_BUILD_ALONE: Final = ("component_digests", "own_components", "namesakes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +90,8 @@ class Build:
         store = LocalStore.create(self._config.cache)
         with store.build_lock() as lock:
             store.sweep(lock=lock)
-            parent = store.ref(MAIN_REF)
+            published = store.ref(MAIN_REF)
+            parent = None if published is None else self._readable(store, published)
             known = self._known(store, parent)
             planner = Planner(self._config.sources, self._config.structure, known)
             tasks = planner.start()
@@ -89,20 +102,31 @@ class Build:
             self._execute(store, planner, tasks)
             manifest, failures = self._snapshot(store, planner, parent)
             digest = manifest.digest()
-            if digest != parent:
+            if parent is None or digest != published:
                 store.put_manifest(manifest)
-                store.move_ref(MAIN_REF, parent, digest)
+                store.move_ref(MAIN_REF, published, digest)
             for build in list(store.journals()):
                 store.journal(build).remove()
         return self._report(planner, manifest, digest, failures, time.monotonic() - started)
 
     # -- reuse -----------------------------------------------------------------------------------------
 
-    def _known(self, store: LocalStore, parent: Digest | None) -> Known:
+    def _readable(self, store: LocalStore, published: Digest) -> Manifest | None:
+        """The published snapshot; None, with a remark, where it is lost or damaged: this build mends that."""
+        try:
+            manifest = store.manifest(published)
+            if ledger := str(manifest.attributes["ledger"]):
+                store.ledger(Digest.parse(ledger))
+        except (MissingManifest, CorruptManifest) as error:
+            self._progress.say(f"{error} Nothing can be reused: all entries are computed again.")
+            return None
+        return manifest
+
+    def _known(self, store: LocalStore, parent: Manifest | None) -> Known:
         known = Known(store, self._dictionary)
         with_failures = not self._config.retry_failed
         if parent is not None:
-            known.add_manifest(store.manifest(parent), with_failures=with_failures)
+            known.add_manifest(parent, with_failures=with_failures)
         for build in store.journals():
             for record in store.journal(build).replay():
                 known.add_journal_record(record, with_failures=with_failures)
@@ -151,7 +175,7 @@ class Build:
     # -- publishing ------------------------------------------------------------------------------------
 
     def _snapshot(
-        self, store: LocalStore, planner: Planner, parent: Digest | None
+        self, store: LocalStore, planner: Planner, parent: Manifest | None
     ) -> tuple[Manifest, list[Failure]]:
         rows = [self._row(planner, plan) for plan in planner.entries.values() if plan.row is not None]
         used = sorted({key for row in rows for key in row["components"]})
@@ -169,20 +193,22 @@ class Build:
             "ledger": ledger,
             "config": {"structure": recipes.options_to_json(self._config.structure)},
             "versions": dict(recipes.VERSIONS),
-            "clusters": assign_clusters(
-                rows, self._clustering, store, None if parent is None else store.manifest(parent)
-            ),
+            "clusters": assign_clusters(rows, self._clustering, store, parent),
         }
         return manifest_from_rows(rows, attributes), failures
 
     def _row(self, planner: Planner, plan: EntryPlan) -> dict[str, Any]:
         assert plan.row is not None
-        row = {k: v for k, v in plan.row.items() if k not in ("component_digests", "own_components")}
+        row = {k: v for k, v in plan.row.items() if k not in _ROW_OF_THE_BUILD_ALONE}
         pairing = planner.outcomes.get(plan.recipes.get("pairing", ""))
         return {
             **row,
             "pairing": (pairing.result or {}).get("object", "") if pairing else "",
-            "recipes": {"structure": plan.recipe, **plan.recipes},
+            "recipes": {
+                "structure": plan.recipe,
+                **plan.recipes,
+                **({"namesakes": namesakes} if (namesakes := plan.row.get("namesakes")) else {}),
+            },
             "source": _relative(plan.source.path, self._config.sources.corpus),
             "source_digest": plan.source_digest,
             "chains": [self._chain(planner, plan, chain) for chain in row["chains"]],

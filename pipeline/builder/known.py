@@ -14,8 +14,8 @@ from megafold.pipeline.chemistry.library import ComponentLibrary, LibraryCompone
 from megafold.pipeline.chemistry.reference import ReferenceComponent
 from megafold.pipeline.manifest import EntryRow, entry_rows
 
-#: Failures that say nothing of the input: a network folder that was away for a moment.
-_TRANSIENT: Final = frozenset({"unreadable", "out-of-memory"})
+#: Failures that say nothing of the input: a network folder that was away for a moment, a damaged object.
+_TRANSIENT: Final = frozenset({"unreadable", "out-of-memory", "damaged-cache"})
 #: Failures that another dictionary may cure.
 _OF_THE_DICTIONARY: Final = frozenset({"unknown-component"})
 
@@ -102,6 +102,7 @@ class Known:
             del interface["cluster"]
         structure["component_digests"] = [definitions.get(key, "") for key in row.components]
         structure["own_components"] = {}
+        structure["namesakes"] = row.recipes.get("namesakes", "")
         structure["chains"] = list(structure["chains"])
         self._outcomes[row.recipes["structure"]] = Outcome(result=structure)
         if "pairing" in row.recipes:

@@ -42,7 +42,7 @@ class EntryPlan:
     source_digest: str
     recipe: str
     row: dict[str, Any] | None = None
-    #: ``msa:<entity_id>``, ``template:<entity_id>`` and ``pairing`` → recipe.
+    #: ``msa:<entity_id>``, ``template:<entity_id>``, ``pairing`` → recipe.
     recipes: dict[str, str] = field(default_factory=dict)
 
 
@@ -177,15 +177,21 @@ class Planner:
 
     def _definitions_hold(self, outcome: Outcome) -> bool:
         """True: the components that a structure was made with are still defined as they were."""
-        if outcome.result is None:
+        row = outcome.result
+        if row is None:
             return True
-        pairs = zip(outcome.result["components"], outcome.result["component_digests"], strict=True)
+        if row.get("namesakes", "") != recipes.namesakes_recipe(self._dictionary, row["components"]):
+            return False
         return all(
             self._own_reference(outcome, key, digest) is not None
             if is_own_key(key)
-            else self._dictionary.digest(key) == digest
-            for key, digest in pairs
+            else self._defines(key, digest)
+            for key, digest in zip(row["components"], row["component_digests"], strict=True)
         )
+
+    def _defines(self, code: str, digest: str) -> bool:
+        component = self._dictionary.get(code)
+        return component is not None and component.digest == digest
 
     def _own_reference(self, outcome: Outcome, key: str, digest: str) -> Mapping[str, Any] | None:
         own: Mapping[str, Mapping[str, Any]] = (outcome.result or {})["own_components"]

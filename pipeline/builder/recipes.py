@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from megafold.cache_store import Digest, mapping_digest
 from megafold.pipeline.builder.config import Sources
+from megafold.pipeline.chemistry import ComponentDictionary
+from megafold.pipeline.chemistry.component import is_own_key, own_code
 from megafold.pipeline.chemistry.reference import stage_versions
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.msa import PAIRING_VERSION
@@ -75,9 +77,22 @@ def structure_recipe(entry: str, source_digest: str, options: StructureOptions) 
     """Recipe of a structure object.
 
     The definitions of the components it uses are inputs too, but which ones is known only afterwards: the
-    manifest names them, and :mod:`megafold.pipeline.builder.plan` compares their digests.
+    manifest names them, and :mod:`megafold.pipeline.builder.planner` compares their digests.
     """
     return _recipe("structure", entry=entry, source=source_digest, options=options_to_json(options))
+
+
+def namesakes_recipe(dictionary: ComponentDictionary, keys: Iterable[str]) -> str:
+    """What the dictionary has under the codes of components that a structure file brought along.
+
+    Whether the file's own definition or the dictionary's is taken depends on it. ``keys`` are those of the
+    components that the structure uses; ``""`` where none is the file's own.
+    """
+    codes = sorted({own_code(key) for key in keys if is_own_key(key)})
+    if not codes:
+        return ""
+    found = {code: dictionary.get(code) for code in codes}
+    return str(mapping_digest({code: known.digest if known else "" for code, known in found.items()}))
 
 
 def component_recipe(definition: str) -> str:

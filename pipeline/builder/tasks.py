@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from megafold.cache_store import Content, Digest, LocalStore
+from megafold.cache_store import CacheError, Content, Digest, LocalStore, NotACache, WriteFailed
 from megafold.pipeline import schema
+from megafold.pipeline.builder import recipes
 from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.chemistry import ComponentDictionary, load_dictionary
 from megafold.pipeline.chemistry.conformers import build_reference
@@ -136,12 +137,21 @@ def run_task(config: WorkerConfig, task: Task) -> Outcome:
     """Run a task and turn whatever goes wrong into an outcome.
 
     An exception that is no :class:`InputError` is a defect of the featurizer. It costs this task alone, and
-    the message says where it came from, so that it can be reported.
+    the message says where it came from, so that it can be reported. A damaged object costs the tasks that
+    read it, until it is gone. Where the cache takes no more writes, no input is to blame.
+
+    Raises:
+        WriteFailed: the cache's disk is full, or may not be written.
+        NotACache: this machine does not see the cache.
     """
     try:
         return task.run(context(config))
     except InputError as error:
         return Outcome(result=None, problems=(Problem(error.reason, str(error)),))
+    except (WriteFailed, NotACache):
+        raise
+    except CacheError as error:
+        return Outcome(result=None, problems=(Problem("damaged-cache", f"{task.label}: {error}"),))
     except MemoryError:
         return Outcome(result=None, problems=(Problem("out-of-memory", f"{task.label}: out of memory"),))
     except OSError as error:
@@ -178,6 +188,7 @@ class StructureTask(Task):
         featurized = featurize_structure(self.path, self.entry, worker.dictionary, self.options)
         result = structure_row(featurized.content)
         result["structure"] = worker.publish(featurized.content)
+        result["namesakes"] = recipes.namesakes_recipe(worker.dictionary, result["components"])
         result["own_components"] = {
             component.key: build_reference(component).to_json() for component in featurized.own_components
         }

@@ -166,7 +166,7 @@ def check_corpus(store: Store, manifest: Manifest, sources: Sources) -> list[Fin
         row = built.get(plan.source.entry)
         if row is None or plan.row is None:
             continue
-        for name in sorted(set(row.recipes) - set(plan.recipes) - {"structure", "pairing"}):
+        for name in sorted(set(row.recipes) - set(plan.recipes) - {"structure", "pairing", "namesakes"}):
             stage, _, entity = name.partition(":")
             findings.append(
                 Finding(

@@ -219,6 +219,15 @@ def is_own_key(key: str) -> bool:
     return _OWN_KEY.fullmatch(key) is not None
 
 
+def own_code(key: str) -> str:
+    """The code that an input calls its own component by, from the component's key.
+
+    >>> own_code("~LIG:0123456789ab")
+    'LIG'
+    """
+    return key.removeprefix(OWN_PREFIX).rpartition(":")[0]
+
+
 def _rounded(pos: ArrayLike) -> NDArray[np.float32]:
     """Coordinates at mmCIF's own precision; negative zero becomes zero, a half-missing atom missing."""
     rounded = np.round(np.asarray(pos, np.float64), 3) + 0.0

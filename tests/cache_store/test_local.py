@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megafold.cache_store import Digest, LocalStore, NotACache, ReadOnlyCache, Store, audit
+from megafold.cache_store import Digest, LocalStore, NotACache, ReadOnlyCache, Store, WriteFailed, audit
 from tests.cache_store.store_conformance import StoreConformance, small_content, small_manifest
 
 
@@ -143,14 +143,20 @@ def test_a_folder_without_write_permission(store: LocalStore):
         store.path.chmod(0o755)
 
 
-def test_a_full_disk_leaves_nothing_behind(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_leaves_nothing_behind(store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int):
     def fail(fd):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match="No space"):
-            store.put(small_content())
+        for write in (
+            lambda: store.put(small_content()),
+            lambda: store.put_manifest(small_manifest()),
+            lambda: store.journal("b").append({}),
+        ):
+            with pytest.raises(WriteFailed, match=f"{os.strerror(code)}.*Make room"):
+                write()
     assert not list(store.digests())
     assert not list(store.temporary_files())
 
@@ -176,3 +182,15 @@ def test_leftovers_are_swept_when_old_and_nobody_builds(store: LocalStore):
         assert store.sweep(older_than_s=0, lock=lock) == [leftover]
     assert not list(store.temporary_files())
     assert stranger.exists()
+
+
+def test_an_object_that_is_there_needs_no_right_to_touch_it(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+):
+    digest = store.put(small_content())
+
+    def refuse(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert store.put(small_content()) == digest

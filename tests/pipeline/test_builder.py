@@ -1,5 +1,6 @@
 """The build: reuse, determinism, failures, interruption. On a small sample corpus, end to end."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megafold.cache_store import MAIN_REF, LocalStore
+from megafold.cache_store import MAIN_REF, Digest, LocalStore, WriteFailed
 from megafold.pipeline.builder.config import BuildConfig, FailureLimit, Resources, Sources
 from megafold.pipeline.builder.engine import Build, BuildReport
 from megafold.pipeline.builder.progress import BuildProgress
@@ -232,14 +233,7 @@ _chem_comp_bond.value_order
 
 
 def test_unknown_component_is_tried_again_when_the_dictionary_knows_it(tmp_path):
-    file = CifFile().polymer("GLY GLY GLY GLY")
-    for position in range(1, 5):
-        file.add("GLY", "A", position, at=(3.8 * position, 0, 0))
-    for index in range(3):
-        file.atom(f"C{index}", "~Q9", "B", ".", (9 + 1.5 * index, 8, 0), entity="2")
-    (tmp_path / "structures").mkdir()
-    (tmp_path / "alignments").mkdir()
-    file.write(tmp_path / "structures")
+    one_ligand(tmp_path)
     cache = tmp_path / "cache"
     first = build(tmp_path, cache)
     assert [failure["reason"] for failure in first.failures] == ["unknown-component"]
@@ -250,6 +244,94 @@ def test_unknown_component_is_tried_again_when_the_dictionary_knows_it(tmp_path)
     assert cured.failures == []
     (row,) = entry_rows(LocalStore.at(cache).manifest())
     assert "~Q9" in row.components
+
+
+def one_ligand(folder: Path, definition: str = "") -> None:
+    """An entry with a polymer of glycines and one residue of ``~Q9``, which ``definition`` may define."""
+    file = CifFile().polymer("GLY GLY GLY GLY")
+    for position in range(1, 5):
+        file.add("GLY", "A", position, at=(3.8 * position, 0, 0))
+    for index in range(3):
+        file.atom(f"C{index}", "~Q9", "B", ".", (9 + 1.5 * index, 8, 0), entity="2")
+    for name in ("structures", "alignments"):
+        (folder / name).mkdir()
+    path = file.write(folder / "structures")
+    path.write_text(path.read_text() + definition)
+
+
+def test_definitions_that_come_and_go_make_their_entries_stale_and_no_others(tmp_path):
+    one_ligand(tmp_path, EXTRA_COMPONENT)
+    extra, unrelated = tmp_path / "extra.cif", tmp_path / "unrelated.cif"
+    extra.write_text(EXTRA_COMPONENT.replace("C0 C1 SING", "C0 C1 DOUB"))
+    unrelated.write_text(EXTRA_COMPONENT.replace("~Q9", "~Q8"))
+    alone = build(tmp_path, tmp_path / "alone")
+    defined = build(tmp_path, tmp_path / "defined", ccd_extra=(extra,))
+    assert alone.manifest != defined.manifest  # the file's own definition; the dictionary's
+    cache = tmp_path / "cache"
+    assert build(tmp_path, cache).manifest == alone.manifest
+    assert build(tmp_path, cache, ccd_extra=(unrelated,)).computed == {}
+    assert build(tmp_path, cache, ccd_extra=(extra,)).manifest == defined.manifest
+    assert build(tmp_path, cache, ccd_extra=(extra,)).computed == {}
+    assert build(tmp_path, cache).manifest == alone.manifest  # it is in no dictionary again
+
+
+def test_full_disk_stops_the_build_and_blames_no_entry(built, sample, tmp_path, monkeypatch):
+    from megafold.cache_store import files
+
+    honest, cache = files.os.fsync, tmp_path / "cache"
+    written = 0
+
+    def fill_up(fd):
+        nonlocal written
+        written += 1
+        if written > 40:  # of files, folders and journal lines
+            raise OSError(errno.ENOSPC, "No space left on device")
+        honest(fd)
+
+    monkeypatch.setattr(files.os, "fsync", fill_up)
+    with pytest.raises(WriteFailed, match=r"No space left on device.*goes on from what is finished"):
+        build(sample, cache)
+    assert LocalStore.at(cache).ref(MAIN_REF) is None
+    monkeypatch.setattr(files.os, "fsync", honest)
+    report = build(sample, cache)
+    assert report.manifest == built[1].manifest
+    assert report.reused != {}
+
+
+@pytest.mark.parametrize("what", ["lost", "damaged"])
+def test_lost_or_damaged_snapshot_is_made_again(built, sample, tmp_path, what):
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    store = LocalStore.at(cache)
+    path = store.manifest_path(store.ref(MAIN_REF))
+    path.chmod(0o644)
+    path.unlink() if what == "lost" else path.write_bytes(path.read_bytes()[:-9])
+    report = build(sample, cache)
+    assert report.manifest == built[1].manifest
+    assert store.manifest().digest() == store.ref(MAIN_REF)
+    assert build(sample, cache).computed == {}
+
+
+def test_failure_from_a_damaged_object_ends_with_the_damage(built, corpus, tmp_path):
+    """The MSA's task reads its sequence from the structure's object."""
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    store = LocalStore.at(cache)
+    chain = next(chain for row in entry_rows(store.manifest()) for chain in row.chains if chain.msa)
+    folder = corpus / "alignments" / chain.sequence_digest[:16]
+    (folder / "more.a3m").write_text(query_of(folder))
+    undamaged = build(corpus, tmp_path / "undamaged")
+    users = [r for r in entry_rows(store.manifest()) if chain.msa in {c.msa for c in r.chains}]
+    for user in users:  # whichever the task reads
+        path = store.object_path(Digest.parse(user.structure))
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:200])
+    damaged = build(corpus, cache)
+    assert {failure["reason"] for failure in damaged.failures} == {"damaged-cache"}
+    assert "Move the file away and build again" in damaged.failures[0]["message"]
+    for user in users:
+        store.object_path(Digest.parse(user.structure)).unlink()
+    mended = build(corpus, cache)
+    assert mended.failures == []
+    assert mended.manifest == undamaged.manifest
 
 
 def test_failed_component_stays_in_the_ledger_until_it_is_retried(sample, tmp_path, monkeypatch):
