@@ -33,10 +33,12 @@ class Watcher(Protocol):
 
 
 class _Watched(threading.local):
+    """Of one thread: who is told of its launches, and whether Triton is at work on one."""
+
     watcher: Watcher | None = None
+    launching: bool = False
 
 
-#: Who is told of this thread's launches.
 watched: Final = _Watched()
 #: The device that is current, without PyTorch's wrapper around it; a build without GPUs has none.
 current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -109,7 +111,13 @@ class Launch:
 
     def _first(self, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> Start | None:
         """Launch by Triton's own way; remembers the variant and returns it, unless nothing is compiled."""
-        made = self._kernel[(self._programs,)](*tensors, *self._numbers, **self._constants, **self._options)
+        watched.launching = True
+        try:
+            made = self._kernel[(self._programs,)](
+                *tensors, *self._numbers, **self._constants, **self._options
+            )
+        finally:
+            watched.launching = False
         # The interpreter compiles nothing.
         if not isinstance(made, CompiledKernel):
             return None
