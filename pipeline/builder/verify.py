@@ -19,7 +19,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from megafold.cache_store import CacheError, CorruptObject, Digest, LocalStore, Manifest, Store, audit
+from megafold.cache_store import (
+    MAIN_REF,
+    CacheError,
+    CorruptObject,
+    CorruptRef,
+    Digest,
+    LocalStore,
+    Manifest,
+    Store,
+    audit,
+)
 from megafold.pipeline import schema
 from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.builder.known import Known
@@ -70,9 +80,12 @@ def check_store(
     """Every object, manifest and ref. ``quick`` compares file digests and decodes nothing."""
     # Older snapshots count: a training run may have been recorded with one.
     expected: set[Digest] = set()
+    ledgers: set[str] = set()
     for digest in store.manifests():
         with suppress(CacheError):  # the audit reports a damaged one
-            expected |= referenced_digests(store.manifest(digest))
+            snapshot = store.manifest(digest)
+            expected |= referenced_digests(snapshot)
+            ledgers.add(str(snapshot.attributes["ledger"]))
     named = users(manifest) if manifest is not None else {}
     audited = partial(audit, store, expected, quick=quick, progress=progress)
     if workers > 1:
@@ -81,16 +94,44 @@ def check_store(
     else:
         found = audited()
     return [
-        Finding(
-            level=finding.level,
-            kind=finding.kind,
-            subject=finding.subject,
-            message=finding.message,
-            action=finding.action,
-            entries=tuple(named.get(finding.subject, ())),
-        )
-        for finding in found
+        *_nothing_published(store),
+        *_lost_ledgers(store, ledgers - {""}),
+        *(
+            Finding(
+                level=finding.level,
+                kind=finding.kind,
+                subject=finding.subject,
+                message=finding.message,
+                action=finding.action,
+                entries=tuple(named.get(finding.subject, ())),
+            )
+            for finding in found
+        ),
     ]
+
+
+def _nothing_published(store: Store) -> Iterator[Finding]:
+    """A finding where no snapshot is named: no build has ended, or the ref was lost on the way here."""
+    with suppress(CorruptRef):  # the audit reports it
+        if store.ref(MAIN_REF) is None:
+            yield Finding(
+                level="error",
+                kind="no-snapshot",
+                subject=MAIN_REF,
+                message=f"ref {MAIN_REF} is not there: nothing was published, or the file was lost",
+                action="run `megafold cache build`: what is finished is kept; or copy refs/, too, if this is a copy",
+            )
+
+
+def _lost_ledgers(store: Store, named: set[str]) -> Iterator[Finding]:
+    for digest in sorted(named - {str(digest) for digest in store.ledgers()}):
+        yield Finding(
+            level="error",
+            kind="missing-ledger",
+            subject=digest,
+            message="a manifest names this list of failures, and it is not there",
+            action="build again: what failed is tried again, and told",
+        )
 
 
 def check_schema(store: Store, manifest: Manifest) -> list[Finding]:
@@ -138,7 +179,18 @@ def _expected_kinds(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
 def check_corpus(store: Store, manifest: Manifest, sources: Sources) -> list[Finding]:
     """What a build would do now: entries and alignments that are new, changed or gone."""
     known = Known(store, dictionary_identity(sources))
-    known.add_manifest(manifest, with_failures=True)
+    try:
+        known.add_manifest(manifest, with_failures=True)
+    except CacheError as error:
+        return [
+            Finding(
+                level="error",
+                kind="unchecked",
+                subject="corpus",
+                message=f"the cache could not be compared with the corpus: {error}",
+                action="mend that, then verify again",
+            )
+        ]
     planner = Planner(sources, options_of(manifest), known)
     built = {row.entry: row for row in entry_rows(manifest)}
     pending = planner.start()

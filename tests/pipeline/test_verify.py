@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megafold.cache_store import LocalStore
+from megafold.cache_store import Digest, LocalStore
 from megafold.pipeline.builder import verify
 from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.manifest import entry_rows
@@ -188,3 +188,33 @@ def test_verify_names_a_folder_that_is_no_cache(tmp_path):
     assert shown.returncode == 2
     assert "nothing is not a cache" in shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+def test_a_lost_ref_is_found(cache, sample):
+    (cache / "refs" / "main").unlink()
+    status, findings = run_verify(cache, "--corpus", str(sample / "structures"))
+    assert status == 1
+    assert [finding["kind"] for finding in findings] == ["no-snapshot"]
+
+
+def test_a_lost_ledger_is_found(sample, tmp_path):
+    corpus = Path(shutil.copytree(sample, tmp_path / "corpus"))
+    sorted((corpus / "structures").glob("*.cif.gz"))[0].write_bytes(b"not a structure")
+    build(corpus, tmp_path / "cache")
+    (ledger,) = (tmp_path / "cache" / "failures").iterdir()
+    ledger.unlink()
+    status, findings = run_verify(tmp_path / "cache")
+    assert status == 1
+    assert [(finding["kind"], finding["subject"]) for finding in findings] == [
+        ("missing-ledger", ledger.stem)
+    ]
+
+
+def test_a_damaged_library_hides_no_other_finding(cache, sample):
+    store = LocalStore.at(cache)
+    library = store.object_path(Digest.parse(str(store.manifest().attributes["components"])))
+    library.chmod(0o644)
+    library.write_bytes(library.read_bytes()[:200])
+    status, findings = run_verify(cache, "--corpus", str(sample / "structures"))
+    assert status == 1
+    assert {finding["kind"] for finding in findings} == {"corrupt-object", "unchecked"}
