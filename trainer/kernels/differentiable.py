@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megafold.trainer.kernels.remembered import Remembered
-
 Tensors = Sequence[Tensor | None]
 
 
@@ -52,10 +50,7 @@ class Differentiable:
             ctx.set_materialize_grads(False)
 
         def gradients(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-            wanted = list(ctx.needs_input_grad[:-1])
-            if grad is None:
-                return (*[None] * len(wanted), None)
-            return _those(wanted, backward_operator(grad.contiguous(), *ctx.saved_tensors, wanted))
+            return _gradients(backward_operator, ctx, grad)
 
         def no_second_derivative(ctx: Any, *grads: Any) -> None:
             raise RuntimeError(f"{name} cannot be differentiated twice; use the eager back end for it")
@@ -88,32 +83,28 @@ def gradient_like(parameter: Tensor | None, wanted: bool, like: Tensor) -> Tenso
     )
 
 
-def _those(wanted: Sequence[bool], found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients that are wanted, and none for the dtype."""
-    return (*[t if want else None for t, want in zip(found, wanted, strict=True)], None)
+def _gradients(
+    backward: Callable[..., list[Tensor]], ctx: Any, grad: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    wanted = list(ctx.needs_input_grad[:-1])
+    if grad is None:
+        return (*(None for _ in wanted), None)
+    found = backward(grad.contiguous(), *ctx.saved_tensors, wanted)
+    return (*(t if want else None for t, want in zip(found, wanted, strict=True)), None)
 
 
 def _function(forward: Callable[..., Tensor], backward: Callable[..., list[Tensor]]) -> Any:
-    run_forward = Remembered(lambda *inputs: [forward(*inputs)])
-    run_backward = Remembered(lambda *inputs: backward(*inputs[:-1], list(inputs[-1])))
-
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Tensor:
-            *tensors, dtype = inputs
-            (result,), ctx.kind = run_forward(tensors, (dtype,))
-            ctx.save_for_backward(*tensors)
+            ctx.save_for_backward(*inputs[:-1])
             ctx.set_materialize_grads(False)
-            return result
+            return forward(*inputs)
 
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-            wanted = ctx.needs_input_grad[:-1]
-            if grad is None:
-                return (*[None] * len(wanted), None)
-            found, _ = run_backward((grad.contiguous(),), (wanted,), ctx.saved_tensors, ctx.kind)
-            return _those(wanted, found)
+            return _gradients(backward, ctx, grad)
 
     return Function
 

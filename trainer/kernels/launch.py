@@ -7,9 +7,8 @@ without Triton's launch hooks. What a call computes of shapes alone (numbers, co
 as a :class:`Launch`, so that a step of a training run computes it once.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import triton
@@ -23,31 +22,8 @@ _REMEMBERED: Final = 4096
 _ALIGNMENT: Final = 16
 #: What takes a stream and the tensors' addresses and launches a compiled kernel.
 Start = Callable[[int, Sequence[int]], None]
-
-
-class Watcher(Protocol):
-    """Is told of the launches of one thread."""
-
-    def launched(self, launch: "Launch", tensors: Sequence[Tensor], start: Start | None) -> None:
-        """``launch`` ran on ``tensors``; ``start``: the compiled variant, None in the interpreter."""
-
-
-class _Watched(threading.local):
-    """Of one thread: who is told of its launches, and whether Triton is at work on one."""
-
-    watcher: Watcher | None = None
-    launching: bool = False
-
-
-watched: Final = _Watched()
 #: The device that is current, without PyTorch's wrapper around it; a build without GPUs has none.
-current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
-
-
-def current_stream(index: int) -> int:
-    """The handle of the stream that work on device ``index`` goes to; 0 where there is no GPU."""
-    stream: int = driver.active.get_current_stream(index) if index >= 0 else 0
-    return stream
+_current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
 def blocks(length: int, block: int) -> int:
@@ -94,7 +70,7 @@ class Launch:
     def __call__(self, *tensors: Tensor) -> None:
         """Launch on the tensors' device."""
         index = tensors[0].get_device()
-        if index >= 0 and index != current_device():
+        if index >= 0 and index != _current_device():
             with torch.cuda.device(index):
                 return self(*tensors)
         # Of a tensor Triton would ask the GPU's driver where its memory is.
@@ -102,30 +78,16 @@ class Launch:
         key = (index, tuple([a % _ALIGNMENT for a in addresses]), tuple([t.dtype for t in tensors]))
         start = self._known.get(key)
         if start is None:
-            start = self._first(key, tensors)
-        else:
-            start(current_stream(index), addresses)
-        if watched.watcher is not None:
-            watched.watcher.launched(self, tensors, start)
-        return None
+            return self._first(key, tensors)
+        return start(driver.active.get_current_stream(index), addresses)
 
-    def _first(self, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> Start | None:
-        """Launch by Triton's own way; remembers the variant and returns it, unless nothing is compiled."""
-        watched.launching = True
-        try:
-            made = self._kernel[(self._programs,)](
-                *tensors, *self._numbers, **self._constants, **self._options
-            )
-        finally:
-            watched.launching = False
+    def _first(self, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> None:
+        made = self._kernel[(self._programs,)](*tensors, *self._numbers, **self._constants, **self._options)
         # The interpreter compiles nothing.
-        if not isinstance(made, CompiledKernel):
-            return None
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        start = _start(made, self._programs, (*self._numbers, *self._constants.values()))
-        self._known[key] = start
-        return start
+        if isinstance(made, CompiledKernel):
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = _start(made, self._programs, (*self._numbers, *self._constants.values()))
 
 
 def _start(kernel: CompiledKernel, programs: int, tail: tuple[Any, ...]) -> Start:
