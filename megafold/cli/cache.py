@@ -16,6 +16,8 @@ from rich.table import Table
 from megafold.cli.locations import CacheFolder, CacheLocation
 from megafold.cli.push import push
 
+#: Columns of a line that is never broken.
+_WIDEST = 10_000
 _FOLDER = click.Path(path_type=Path)
 _EXISTING = click.Path(path_type=Path, exists=True)
 _EXISTING_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -79,14 +81,36 @@ def command() -> None:
 command.add_command(push)
 
 
+def _memory(_: click.Context, __: click.Parameter, text: str) -> str:
+    from dask.utils import parse_bytes
+
+    try:
+        if text != "auto" and parse_bytes(text) <= 0:
+            raise ValueError(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: give an amount such as 4GiB, or auto") from error
+    return text
+
+
 @command.command()
 @click.argument("corpus", type=_FOLDER)
 @click.argument("cache", type=CacheFolder())
 @_source_options
 @click.option("--workers", type=click.IntRange(0), default=None, help="Worker processes; 0: this process.")
 @click.option("--scheduler", help="Address of a running Dask scheduler (tcp://…) to use instead.")
-@click.option("--memory-limit", default="auto", help="Memory of one worker (4GiB); more ends its task.")
-@click.option("--task-timeout", default=600.0, show_default=True, help="Seconds one task may take.")
+@click.option(
+    "--memory-limit",
+    default="auto",
+    callback=_memory,
+    help="Memory of one worker (4GiB); more ends its task. Default: its share of the machine's.",
+)
+@click.option(
+    "--task-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds one task may take.",
+)
 @click.option(
     "--max-failures",
     default="5%",
@@ -350,7 +374,8 @@ def ls(cache: Path | str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    table = Table("entry", "assembly", "chains", "tokens", "atoms", "MSA", "templates", "Å", "released")
+    titles = ("entry", "assembly", "chains", "tokens", "atoms", "MSA", "templates", "Å", "released")
+    table = Table(*titles, box=None, pad_edge=False)
     for row in rows:
         chains_text = " ".join(f"{number} {kind}" for kind, number in sorted(row["chains"].items()))
         table.add_row(
@@ -361,7 +386,8 @@ def ls(cache: Path | str, as_json: bool) -> None:
             "" if row["resolution"] is None else f"{row['resolution']:.2f}",
             row["release_date"] or "",
         )
-    Console(highlight=False).print(table)
+    # However narrow the terminal, an entry is a line: for grep, and never with a date cut in half.
+    Console(highlight=False, width=_WIDEST).print(table)
 
 
 def _snapshot(cache: Path | str) -> Any:

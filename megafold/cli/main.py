@@ -1,12 +1,19 @@
 """``megafold``: the group of commands, and how errors are told."""
 
+import errno
+import os
 import sys
-from typing import Any
+from typing import Any, Final
 
 import click
 
 import megafold
 
+#: What a file system says of files and disks that users name: errors of theirs, not ours.
+_OF_FILES: Final = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+)
+_OF_DISKS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 _COMMANDS = {
     "cache": "megafold.cli.cache",
     "sample": "megafold.cli.sample",
@@ -53,6 +60,9 @@ def main() -> Any:
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted.", err=True)
         sys.exit(130)
+    except BrokenPipeError:  # `megafold cache ls … | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         if not is_told(error):
             raise
@@ -67,6 +77,8 @@ def is_told(error: Exception) -> bool:
 
     if isinstance(error, CacheError | MegafoldError):
         return True
+    if isinstance(error, OSError):
+        return error.errno in _OF_DISKS or (error.errno in _OF_FILES and error.filename is not None)
     # Asked of the module only if it is loaded: it is torch's side, which most commands never import.
     trainer = sys.modules.get("megafold.trainer.errors")
     return trainer is not None and isinstance(error, trainer.TrainerError)

@@ -119,7 +119,7 @@ def _nothing_published(store: Store) -> Iterator[Finding]:
                 kind="no-snapshot",
                 subject=MAIN_REF,
                 message=f"ref {MAIN_REF} is not there: nothing was published, or the file was lost",
-                action="run `megafold cache build`: what is finished is kept; or copy refs/, too, if this is a copy",
+                action="run `megafold cache build`: what is finished is kept; of a copy, copy refs/, too",
             )
 
 

@@ -1,0 +1,75 @@
+"""``megafold cache``: what it prints, and what it says of bad options, files and disks."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from megafold.cli.main import group, is_told
+from megafold.pipeline.schema import MolType
+from tests.pipeline import stream_cache as fake
+from tests.pipeline.stream_cache import Chain
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "cache"
+    chains = [Chain(["ALA"] * 8)]
+    for _ in range(3):
+        chains.append(Chain(["LGD"], MolType.LIGAND, entity=2, origin=(7.6 * len(chains), 9, 1)))
+    names = [f"entry-of-a-rather-long-name-{number}" for number in range(3)]
+    fake.publish(path, [(fake.structure(name, chains), chains, "") for name in names])
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(group, ["cache", *map(str, arguments)], env={"COLUMNS": "40"})
+
+
+def test_an_entry_is_a_line_however_narrow_the_terminal(cache):
+    result = run("ls", cache)
+    assert result.exit_code == 0, result.output
+    heading, *lines = result.output.splitlines()
+    assert heading.split()[:3] == ["entry", "assembly", "chains"]
+    for number, line in enumerate(lines):
+        assert line.split()[0] == f"entry-of-a-rather-long-name-{number}"
+        assert "3 ligand 1 protein" in line
+    assert len(lines) == 3
+
+
+def test_a_reader_that_has_enough_is_no_error(cache):
+    command = f"{sys.executable} -m megafold cache show {cache} entry-of-a-rather-long-name-0 | true"
+    shown = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert shown.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--memory-limit", "lots"),
+        ("--memory-limit", "-1GiB"),
+        ("--task-timeout", "0"),
+        ("--task-timeout", "-5"),
+        ("--workers", "-1"),
+    ],
+)
+def test_options_without_a_meaning_are_refused_before_anything_is_written(tmp_path, option, value):
+    result = run("build", tmp_path, tmp_path / "cache", option, value)
+    assert result.exit_code != 0
+    assert option in str(result.exception) + result.output
+    assert not (tmp_path / "cache").exists()
+
+
+def test_errors_of_files_and_disks_are_told_and_others_are_defects():
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        assert is_told(OSError(code, os.strerror(code)))
+    for code in (errno.ENOENT, errno.EACCES, errno.EROFS, errno.EISDIR):
+        assert is_told(OSError(code, os.strerror(code), "a/file"))
+        assert not is_told(OSError(code, os.strerror(code)))
+    assert not is_told(OSError(errno.EBADF, os.strerror(errno.EBADF), "a/file"))
