@@ -100,6 +100,7 @@ class Build:
                 f"{len(tasks)} tasks to begin with"
             )
             self._execute(store, planner, tasks)
+            self._remark_on_alignments(planner)
             manifest, failures = self._snapshot(store, planner, parent)
             digest = manifest.digest()
             if parent is None or digest != published:
@@ -171,6 +172,16 @@ class Build:
         self._total += len(further)
         self._progress.update(done=self._computed.total(), total=self._total, failures=self._failures)
         return further
+
+    def _remark_on_alignments(self, planner: Planner) -> None:
+        """Say so where a folder of alignments has none for any chain: the wrong one, or with other names."""
+        folder, rows = self._config.sources.alignments, [plan.row for plan in planner.entries.values()]
+        polymers = any(chain["sequence_digest"] for row in rows if row is not None for chain in row["chains"])
+        if folder is not None and polymers and not any(plan.recipes for plan in planner.entries.values()):
+            self._progress.say(
+                f"{folder}: it has alignments of no chain of the corpus. A chain's are in a folder called "
+                "<entry>_<chain>, or by the first 16 hex digits of the SHA-256 of its sequence."
+            )
 
     # -- publishing ------------------------------------------------------------------------------------
 

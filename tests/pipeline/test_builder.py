@@ -387,6 +387,18 @@ def test_wrong_alignment_leaves_the_entry_without_an_msa(built, corpus, tmp_path
     assert all(chain.msa == "" and chain.msa_status == "failed" for chain in concerned)
 
 
+def test_folder_without_alignments_of_any_chain_is_told(built, corpus, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(BuildProgress, "say", lambda self, text: said.append(text))
+    build(corpus, Path(shutil.copytree(built[0], tmp_path / "right")))
+    assert not any("alignments of no chain" in text for text in said)
+    for folder in (corpus / "alignments").iterdir():
+        folder.rename(folder.with_name(f"of-{folder.name}"))
+    build(corpus, tmp_path / "wrong")
+    (remark,) = (text for text in said if "alignments of no chain" in text)
+    assert str(corpus / "alignments") in remark
+
+
 def test_removed_entry_leaves_the_snapshot(built, corpus, tmp_path):
     cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
     path = sorted((corpus / "structures").glob("*.cif.gz"))[-1]
