@@ -81,7 +81,7 @@ _BLOCK_NARROW: Final = (
     "dx", "dgate",
 )  # fmt: skip
 #: Parameters of the row-wise kernels that are neither tensors nor constants.
-_ROW_NUMBERS: Final = frozenset({"M", "x_row", "rows", "steps", "count", "H", "R", "INNER", "a_row"})
+_ROW_NUMBERS: Final = frozenset({"M", "x_row", "steps", "count", "splits", "H", "R", "INNER", "a_row"})
 #: Their tensors in float32.
 _ROW_WIDE: Final = frozenset({"norm_weight", "norm_bias", "norm_parts", "parts", "bias_parts"})
 
@@ -188,7 +188,7 @@ def _linear_source(outputs: int, role: str, tile: Any, itemsize: int, channels: 
         return row_source(linear.forward_kernel, fixed | biases, itemsize)
     if role == "input":
         return row_source(linear.input_gradient_kernel, fixed | {"INPUT": True, "SUMS": True}, itemsize)
-    return row_source(linear.weight_gradient_kernel, fixed | biases | {"SPLITS": 4}, itemsize)
+    return row_source(linear.weight_gradient_kernel, fixed | biases, itemsize)
 
 
 def _layernorm_source(role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:

@@ -41,7 +41,7 @@ def _add(total, lost, value):
     return result, (result - total) - put_right
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "R", "INNER"])
 def forward_kernel(
     a, scale, shift, scale_bias, out, M, R, INNER, a_row,
     BM: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, EPS: tl.constexpr,
@@ -56,7 +56,7 @@ def forward_kernel(
     store_rows(out, first, tl.sigmoid(gate) * standard + offset, M, C, CP, BM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "R", "INNER"])
 def backward_kernel(
     a, scale, scale_bias, dout, da, dscale, dshift, count, R, INNER, a_row,
     BM: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, EPS: tl.constexpr,

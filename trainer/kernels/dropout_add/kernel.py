@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "N"])
 def dropout_add_kernel(
     x, residual, keep, out, R, N, m_b, m_r, m_n,
     C: tl.constexpr, CP: tl.constexpr, BM: tl.constexpr, HAS_RESIDUAL: tl.constexpr,

@@ -11,7 +11,8 @@ stays in the L2 cache while all rows go by.
 2 (float32 stays in base e), the mask as 0 or -inf, and -inf where the padding is. ``lse`` is the logarithm of
 the softmax's denominator, 0 for a query without keys, whose output and gradients are zero; in float32, where
 rounding it would show, it holds the largest logit and, after the row's IP queries, the reciprocal of the
-denominator beside it. Rows of ``lse`` and ``delta`` are IP queries long.
+denominator beside it. Rows of ``lse`` and ``delta`` are IP queries long; those of the padding are written as
+well, so that their weights are 0.
 
 A tile's base is a 64-bit pointer, for the pair tensor of 3 000 tokens has more elements than 32 bits count;
 offsets within a tile are 32-bit.
@@ -26,28 +27,25 @@ LOG2E = tl.constexpr(1.4426950408889634)
 #: What float32 leaves of it.
 LOG2E_REST = tl.constexpr(1.925963033500011079e-8)
 LN2 = tl.constexpr(0.6931471805599453)
+#: Numbers that differ from length to length: nothing is compiled anew for one. Strides of rows are multiples
+#: of 16 at every length, IP and JP of 128, and stay known to be.
+_SIZES = ["R", "NI", "NJ"]
+_MASK = ["m_b", "m_r", "m_j"]
 
 
 @triton.jit
-def _load(
-    base, start, rows, stride, limit, channels, channel_stride,
-    D: tl.constexpr, DP: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """A tile [row, channel] from row ``start``; rows from ``limit`` on and channels beyond D are 0."""
+def _load(base, start, rows, stride, limit, channels, channel_stride, D: tl.constexpr, DP: tl.constexpr):
+    """A tile [row, channel] from row ``start``: from ``limit`` on the last row again, beyond channel D zeros.
+
+    So no row needs a mask, nor lengths that fit the tiles a kernel of their own.
+    """
+    rows = tl.minimum(rows, limit - 1 - start)
     offsets = rows[:, None] * stride + channels[None, :] * channel_stride
     pointers = (base + tl.cast(start, tl.int64) * stride) + offsets
-    # A mask that is always true still costs the wide loads: leave it out where nothing is masked.
-    if EVEN:
-        if D == DP:
-            tile = tl.load(pointers)
-        else:
-            tile = tl.load(pointers, mask=channels[None, :] < D, other=0.0)
+    if D == DP:
+        tile = tl.load(pointers)
     else:
-        present = rows[:, None] < limit - start
-        if D == DP:
-            tile = tl.load(pointers, mask=present, other=0.0)
-        else:
-            tile = tl.load(pointers, mask=present & (channels[None, :] < D), other=0.0)
+        tile = tl.load(pointers, mask=channels[None, :] < D, other=0.0)
     return tile
 
 
@@ -75,35 +73,39 @@ def _weights(logits, lines, WIDE: tl.constexpr, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _load_lines(lse, row, first, i, limit, IP, WIDE: tl.constexpr, EVEN: tl.constexpr):
-    """What ``lse`` holds of a row's queries; unless EVEN, what makes the weights 0 from ``limit`` on."""
+def _load_lines(lse, row, first, i, IP, counts, WIDE: tl.constexpr):
+    """What ``lse`` holds of a row's queries; unless the row ``counts``, what makes their weights 0."""
     line = lse + row * (2 * IP if WIDE else IP) + first + i
     top = tl.load(line)
-    if not EVEN:
-        # What is read there was never written.
-        top = tl.where(i < limit - first, top, float("inf"))
+    if counts is not None:
+        top = tl.where(counts, top, float("inf"))
     if WIDE:
-        scale = tl.load(line + IP)
-        if not EVEN:
-            scale = tl.where(i < limit - first, scale, 0.0)
-        lines = (top, scale)
+        lines = (top, tl.load(line + IP))
     else:
         lines = (top,)
     return lines
 
 
 @triton.jit
+def _fill(line, first, end, value, BQ: tl.constexpr):
+    """``value`` in queries ``first`` to ``end`` of a line: what of its padding no block covers."""
+    for start in range(first, end, BQ):
+        tl.store(line + start + tl.arange(0, BQ), tl.full([BQ], value, tl.float32))
+
+
+@triton.jit(do_not_specialize=["BH", "H", "MR", *_SIZES, "stride_b", "stride_h", "stride_i", *_MASK])
 def prepare_kernel(
     bias, mask, prepared, transposed, dbias, masked, BH, H, NI, NJ, IP, JP, MR,
     stride_b, stride_h, stride_i, stride_j, m_b, m_r, m_j,
-    SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr,
-    TRANSPOSED: tl.constexpr, ZEROS: tl.constexpr,
+    SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, PREPARED: tl.constexpr,
+    PLAIN: tl.constexpr, TRANSPOSED: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
     """All that the others read in a form of their own; first programs for the bias, then for the mask.
 
     Bias of any strides, times SCALE and -inf from NJ on → ``prepared`` [B, H, NI, JP] if PLAIN,
-    ``transposed`` [B, H, JP, IP] if TRANSPOSED. ZEROS: zeros → ``dbias`` [B, H, NI, JP]. Boolean mask of any
-    strides, MR rows for each of B → ``masked`` [B, MR, JP]: 0 where the key is present, else -inf.
+    ``transposed`` [B, H, JP, IP] if TRANSPOSED. PREPARED: the bias is all that already, [B, H, NI, JP].
+    ZEROS: zeros → ``dbias`` [B, H, NI, JP]. Boolean mask of any strides, MR rows for each of B → ``masked``
+    [B, MR, JP]: 0 where the key is present, else -inf.
     """
     blocks_i, blocks_j = tl.cdiv(IP, BLOCK), tl.cdiv(JP, BLOCK)
     pid = tl.program_id(0)
@@ -113,12 +115,17 @@ def prepare_kernel(
         i = first_i + tl.arange(0, BLOCK)[:, None]
         j = first_j + tl.arange(0, BLOCK)[None, :]
         if PLAIN or TRANSPOSED:
-            source = bias + (head // H) * stride_b + (head % H) * stride_h
-            source += i.to(tl.int64) * stride_i + j.to(tl.int64) * stride_j
-            value = tl.load(source, mask=(i < NI) & (j < NJ), other=0.0).to(tl.float32) * SCALE
-            if LIMIT > 0:
-                value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
-            value = tl.where(j < NJ, value, float("-inf"))
+            if PREPARED:
+                source = bias + head * NI * JP + (i * JP + j)
+                value = tl.load(source, mask=(i < NI) & (j < JP), other=0.0).to(tl.float32)
+            else:
+                source = bias + (head // H) * stride_b + (head % H) * stride_h
+                source += tl.cast(first_i, tl.int64) * stride_i + tl.cast(first_j, tl.int64) * stride_j
+                source += (i - first_i) * stride_i + (j - first_j) * stride_j
+                value = tl.load(source, mask=(i < NI) & (j < NJ), other=0.0).to(tl.float32) * SCALE
+                if LIMIT > 0:
+                    value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
+                value = tl.where(j < NJ, value, float("-inf"))
         if PLAIN:
             place = prepared + head * NI * JP + (i * JP + j)
             tl.store(place, value.to(prepared.dtype.element_ty), mask=(i < NI) & (j < JP))
@@ -134,22 +141,24 @@ def prepare_kernel(
             tl.store(dbias + head * NI * JP + (i * JP + j), nothing, mask=(i < NI) & (j < JP))
     else:
         tile, blocks_r = pid - BH * blocks_i * blocks_j, tl.cdiv(MR, BLOCK)
-        line, batch = tile // blocks_j % blocks_r, (tile // blocks_j // blocks_r).to(tl.int64)
-        row = line * BLOCK + tl.arange(0, BLOCK)[:, None].to(tl.int64)
-        key = tile % blocks_j * BLOCK + tl.arange(0, BLOCK)[None, :].to(tl.int64)
-        held = mask + batch * m_b + (row * m_r + key * m_j)
-        held = tl.load(held, mask=(row < MR) & (key < NJ), other=0) != 0
+        first_r, batch = (tile // blocks_j % blocks_r) * BLOCK, (tile // blocks_j // blocks_r).to(tl.int64)
+        first_j = (tile % blocks_j) * BLOCK
+        row, key = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+        held = mask + batch * m_b + tl.cast(first_r, tl.int64) * m_r + tl.cast(first_j, tl.int64) * m_j
+        there = row < MR - first_r
+        held = tl.load(held + (row * m_r + key * m_j), mask=there & (key < NJ - first_j), other=0) != 0
         absent = tl.where(held, 0.0, float("-inf")).to(masked.dtype.element_ty)
-        tl.store(masked + batch * MR * JP + (row * JP + key), absent, mask=(row < MR) & (key < JP))
+        line = masked + (batch * MR + first_r) * JP + first_j
+        tl.store(line + (row * JP + key), absent, mask=there & (key < JP - first_j))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def forward_kernel(
     q, k, v, bias, mask, out, lse, R, H, NI, NJ, IP, JP,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
     m_b, m_r, o_b, o_r, o_h, o_i, o_d, unit_scale,
     BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """One program: BQ queries of ROWS rows and one head, all keys."""
     WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
@@ -165,7 +174,7 @@ def forward_kernel(
     accs = ()
     for n in tl.static_range(ROWS):
         r = tl.minimum(first_r + n, R - 1).to(tl.int64)
-        queries += (_load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP, False),)
+        queries += (_load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP),)
         # A finite start: a maximum of -inf would make NaN of keys that are all absent.
         tops += (tl.full([BQ], -1e30, tl.float32),)
         totals += (tl.zeros([BQ], tl.float32),)
@@ -182,14 +191,14 @@ def forward_kernel(
         accs = ()
         for n in tl.static_range(ROWS):
             r = tl.minimum(first_r + n, R - 1).to(tl.int64)
-            kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP, EVEN)
-            vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP, EVEN)
+            kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP)
+            vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP)
             s = product_t(queries[n], kt, PRECISION) * unit_scale
             if HAS_BIAS:
                 s += b_tile
             if HAS_MASK:
                 s += tl.load(mask + b * m_b + r * m_r + start + j)[None, :]
-            if not EVEN and not HAS_BIAS and not HAS_MASK:
+            if not HAS_BIAS and not HAS_MASK:
                 s = tl.where(j[None, :] < NJ - start, s, float("-inf"))
             top = tl.maximum(old_tops[n], tl.max(s, 1))
             p = _power(s - top[:, None], WIDE)
@@ -208,21 +217,26 @@ def forward_kernel(
             (accs[n] / total[:, None]).to(out.dtype.element_ty),
             mask=inside[:, None] & (d[None, :] < D),
         )
-        line = lse + ((b * R + r) * H + h) * (2 * IP if WIDE else IP) + first_i + i
+        # Queries of the padding get what makes their weights 0.
+        line = lse + ((b * R + r) * H + h) * (2 * IP if WIDE else IP)
+        top = tops[n] if WIDE else tops[n] + tl.log2(total)
+        top = tl.where(first_i + i < NI, tl.where(some, top, 0.0), float("inf"))
+        there = first_i + i < tl.where(r < R, IP, 0)
+        tl.store(line + first_i + i, top, mask=there)
+        end = tl.where((first_i + BQ >= NI) & (r < R), IP, 0)
+        _fill(line, first_i + BQ, end, float("inf"), BQ)
         if WIDE:
-            tl.store(line, tl.where(some, tops[n], 0.0), mask=inside)
-            tl.store(line + IP, 1.0 / total, mask=inside)
-        else:
-            tl.store(line, tl.where(some, tops[n] + tl.log2(total), 0.0), mask=inside)
+            tl.store(line + IP + first_i + i, 1.0 / total, mask=there)
+            _fill(line + IP, first_i + BQ, end, 0.0, BQ)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def query_gradient_kernel(
     q, k, v, bias, mask, out, lse, dout, delta, dq, dbias, R, H, NI, NJ, IP, JP,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
     m_b, m_r, o_b, o_r, o_h, o_i, o_d, g_b, g_r, g_h, g_i, g_d, unit_scale, scale,
     BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """dQ of BQ queries of ROWS rows and one head; also Σ dO·O of each query, which the other kernels read.
@@ -244,18 +258,19 @@ def query_gradient_kernel(
     accs = ()
     for n in tl.static_range(ROWS):
         r = tl.minimum(first_r + n, R - 1).to(tl.int64)
-        queries += (_load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP, False),)
-        gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP, False)
-        ot = _load(out + b * o_b + r * o_r + h * o_h, first_i, i, o_i, NI, d, o_d, D, DP, False)
+        queries += (_load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP),)
+        gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP)
+        ot = _load(out + b * o_b + r * o_r + h * o_h, first_i, i, o_i, NI, d, o_d, D, DP)
         if WIDE:
             # Eager's is a mean over keys, which evens out roundings; those of this sum would show.
             correction = tl.sum(ot.to(tl.float64) * gt.to(tl.float64), 1).to(tl.float32)
         else:
             correction = tl.sum(ot.to(tl.float32) * gt.to(tl.float32), 1)
-        line = ((b * R + r) * H + h) * IP + first_i + i
-        tl.store(delta + line, correction, mask=first_i + i < NI)
-        limit = tl.where(first_r + n < R, NI, 0)
-        logs += (_load_lines(lse, (b * R + r) * H + h, first_i, i, limit, IP, WIDE, False),)
+        of_row = delta + ((b * R + r) * H + h) * IP
+        tl.store(of_row + first_i + i, correction)
+        _fill(of_row, first_i + BQ, tl.where(first_i + BQ >= NI, IP, 0), 0.0, BQ)
+        # The last row stands for those there are not: once it counts.
+        logs += (_load_lines(lse, (b * R + r) * H + h, first_i, i, IP, first_r + n < R, WIDE),)
         grads += (gt,)
         corrections += (correction,)
         accs += (tl.zeros([BQ, DP], tl.float32),)
@@ -271,14 +286,14 @@ def query_gradient_kernel(
         accs = ()
         for n in tl.static_range(ROWS):
             r = tl.minimum(first_r + n, R - 1).to(tl.int64)
-            kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP, EVEN)
-            vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP, EVEN)
+            kt = _load(k + b * k_b + r * k_r + h * k_h, start, j, k_j, NJ, d, k_d, D, DP)
+            vt = _load(v + b * v_b + r * v_r + h * v_h, start, j, v_j, NJ, d, v_d, D, DP)
             s = product_t(queries[n], kt, PRECISION) * unit_scale
             if HAS_BIAS:
                 s += b_tile
             if HAS_MASK:
                 s += tl.load(mask + b * m_b + r * m_r + start + j)[None, :]
-            if not EVEN and not HAS_BIAS and not HAS_MASK:
+            if not HAS_BIAS and not HAS_MASK:
                 s = tl.where(j[None, :] < NJ - start, s, float("-inf"))
             p = _weights(s, logs[n], WIDE, 0)
             dp = product_t(grads[n], vt, PRECISION)
@@ -286,8 +301,8 @@ def query_gradient_kernel(
             if WIDE:
                 # So few keys that the output's own roundings would: all are here for the mean over keys.
                 correction = tl.where(NJ <= BK, tl.sum(p * dp, 1), correction)
-                line = ((b * R + r) * H + h) * IP + first_i + i
-                tl.store(delta + line, correction, mask=first_i + i < tl.where(NJ <= BK, NI, 0))
+                line = delta + ((b * R + r) * H + h) * IP + first_i + i
+                tl.store(line, correction, mask=first_i + i < tl.where(NJ <= BK, NI, 0))
             ds = p * (dp - correction[:, None])
             accs += (tl.dot(ds.to(kt.dtype), kt, old_accs[n], input_precision=PRECISION),)
             if BIAS_GRADIENT:
@@ -305,13 +320,13 @@ def query_gradient_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*_SIZES, *_MASK])
 def key_gradient_kernel(
     q, k, v, bias_t, mask, lse, dout, delta, dk, dv, R, H, NI, NJ, IP, JP,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
     m_b, m_r, m_j, w_b, w_r, w_h, w_j, w_d, g_b, g_r, g_h, g_i, g_d, unit_scale, scale,
     BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of BK keys of ROWS rows and one head: all queries go by. Strides ``w_*``: of dk and dv.
 
@@ -331,8 +346,8 @@ def key_gradient_kernel(
     dvs = ()
     for n in tl.static_range(ROWS):
         r = tl.minimum(first_r + n, R - 1).to(tl.int64)
-        keys += (_load(k + b * k_b + r * k_r + h * k_h, first_j, j, k_j, NJ, d, k_d, D, DP, False),)
-        values += (_load(v + b * v_b + r * v_r + h * v_h, first_j, j, v_j, NJ, d, v_d, D, DP, False),)
+        keys += (_load(k + b * k_b + r * k_r + h * k_h, first_j, j, k_j, NJ, d, k_d, D, DP),)
+        values += (_load(v + b * v_b + r * v_r + h * v_h, first_j, j, v_j, NJ, d, v_d, D, DP),)
         dks += (tl.zeros([BK, DP], tl.float32),)
         dvs += (tl.zeros([BK, DP], tl.float32),)
     bias_rows = bias_t + ((b * H + h) * JP + first_j) * IP + (j[:, None] * IP + i[None, :])
@@ -345,13 +360,11 @@ def key_gradient_kernel(
         dvs = ()
         for n in tl.static_range(ROWS):
             r = tl.minimum(first_r + n, R - 1).to(tl.int64)
-            qt = _load(q + b * q_b + r * q_r + h * q_h, start, i, q_i, NI, d, q_d, D, DP, EVEN)
-            gt = _load(dout + b * g_b + r * g_r + h * g_h, start, i, g_i, NI, d, g_d, D, DP, EVEN)
+            qt = _load(q + b * q_b + r * q_r + h * q_h, start, i, q_i, NI, d, q_d, D, DP)
+            gt = _load(dout + b * g_b + r * g_r + h * g_h, start, i, g_i, NI, d, g_d, D, DP)
             row = (b * R + r) * H + h
-            logs = _load_lines(lse, row, start, i, NI, IP, WIDE, EVEN)
+            logs = _load_lines(lse, row, start, i, IP, None, WIDE)
             correction = tl.load(delta + row * IP + start + i)
-            if not EVEN:
-                correction = tl.where(i < NI - start, correction, 0.0)
             s = product_t(keys[n], qt, PRECISION) * unit_scale
             if HAS_BIAS:
                 s += b_tile
@@ -377,13 +390,13 @@ def key_gradient_kernel(
         tl.store(dv + target + there, dv_tile.to(dv.dtype.element_ty), mask=kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part_rows", *_SIZES])
 def bias_gradient_kernel(
     q, k, v, bias, mask, lse, dout, delta, dbias, B, R, H, NI, NJ, IP, JP, part_rows,
     q_b, q_r, q_h, q_i, q_d, k_b, k_r, k_h, k_j, k_d, v_b, v_r, v_h, v_j, v_d,
     m_b, m_r, g_b, g_r, g_h, g_i, g_d, unit_scale,
     BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PRECISION: tl.constexpr,
-    HAS_MASK: tl.constexpr, EVEN: tl.constexpr,
+    HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """dBias of one tile: its program owns it and sums over rows in registers. No atomics: bitwise repeatable.
 
@@ -404,13 +417,13 @@ def bias_gradient_kernel(
     first_row = part * part_rows
     for index in range(first_row, tl.minimum(first_row + part_rows, R)):
         r = tl.cast(index, tl.int64)
-        qt = _load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP, EVEN)
-        kt = _load(k + b * k_b + r * k_r + h * k_h, first_j, j, k_j, NJ, d, k_d, D, DP, EVEN)
-        gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP, EVEN)
-        vt = _load(v + b * v_b + r * v_r + h * v_h, first_j, j, v_j, NJ, d, v_d, D, DP, EVEN)
+        qt = _load(q + b * q_b + r * q_r + h * q_h, first_i, i, q_i, NI, d, q_d, D, DP)
+        kt = _load(k + b * k_b + r * k_r + h * k_h, first_j, j, k_j, NJ, d, k_d, D, DP)
+        gt = _load(dout + b * g_b + r * g_r + h * g_h, first_i, i, g_i, NI, d, g_d, D, DP)
+        vt = _load(v + b * v_b + r * v_r + h * v_h, first_j, j, v_j, NJ, d, v_d, D, DP)
         row = (b * R + r) * H + h
-        logs = _load_lines(lse, row, first_i, i, NI, IP, WIDE, EVEN)
-        correction = tl.load(delta + row * IP + tl.minimum(first_i + i, NI - 1))
+        logs = _load_lines(lse, row, first_i, i, IP, None, WIDE)
+        correction = tl.load(delta + row * IP + first_i + i)
         s = product_t(qt, kt, PRECISION) * unit_scale + b_tile
         if HAS_MASK:
             s += tl.load(mask + b * m_b + r * m_r + first_j + j)[None, :]

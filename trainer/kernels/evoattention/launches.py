@@ -61,12 +61,12 @@ class Prepared(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What :func:`prepare` is to make of a bias; ``scale`` None: what the dtype's logits are kept times."""
+    """What :func:`prepare` is to make of a bias; ``again``: the bias is what it made plain."""
 
     plain: bool = False
     transposed: bool = False
     zeros: bool = False
-    scale: float | None = None
+    again: bool = False
 
 
 def padded_channels(channels: int) -> int:
@@ -89,16 +89,6 @@ def line_length(queries: int, dtype: torch.dtype) -> int:
     return padded(queries) * (2 if dtype == torch.float32 else 1)
 
 
-def clear_beyond(lse: Tensor, queries: int) -> None:
-    """Zeros for the padding of ``lse``, which no kernel writes or reads.
-
-    A custom operator's results are compared as they are by what checks it, and copied by what traces it.
-    """
-    lines = lse.view(*lse.shape[:3], -1, padded(queries))
-    if lines.shape[-1] > queries:
-        lines[..., queries:] = 0.0
-
-
 def prepare(
     bias: Tensor | None, mask: Tensor | None, like: Tensor, wanted: Wanted, lengths: tuple[int, int]
 ) -> Prepared:
@@ -115,7 +105,8 @@ def prepare(
     m_shape: Ints = (0, 1)
     m_strides: Ints = (0, 0, 0)
     if bias is not None:
-        shape, b_strides = tuple(bias.shape[:2]), bias.stride()
+        bias = bias.contiguous() if wanted.again else bias
+        shape, b_strides = tuple(bias.shape[:2]), (0, 0, 0, 1) if wanted.again else bias.stride()
         if wanted.plain:
             plain = like.new_empty((*shape, i, jp))
         if wanted.transposed:
@@ -148,8 +139,8 @@ def _plan_prepare(
         kernel.prepare_kernel,
         (b * h * blocks(ip, _BLOCK) + m_shape[0] * blocks(m_shape[1], _BLOCK)) * blocks(jp, _BLOCK),
         (b * h, max(h, 1), i, j, ip, jp, m_shape[1], *b_strides, *m_strides),
-        {"SCALE": UNIT[dtype] if wanted.scale is None else wanted.scale, "LIMIT": LIMIT[dtype],
-         "BLOCK": _BLOCK, "PLAIN": wanted.plain, "TRANSPOSED": wanted.transposed, "ZEROS": wanted.zeros},
+        {"SCALE": UNIT[dtype], "LIMIT": LIMIT[dtype], "BLOCK": _BLOCK, "PREPARED": wanted.again,
+         "PLAIN": wanted.plain, "TRANSPOSED": wanted.transposed, "ZEROS": wanted.zeros},
         {},
     )  # fmt: skip
 
@@ -198,12 +189,11 @@ class _Shapes(NamedTuple):
     def constants(self, tile: Tile, *, rows: bool = True) -> dict[str, Any]:
         """Constants that the kernels share, in the order of their parameters."""
         channels = self.q[-1]
-        even = self.q[3] % tile.bq == 0 and self.keys % tile.bk == 0
         return (
             {"BQ": tile.bq, "BK": tile.bk}
-            | ({"ROWS": tile.rows} if rows else {})
+            | ({"ROWS": tile.rows if self.q[1] > 1 else 1} if rows else {})
             | {"D": channels, "DP": padded_channels(channels), "PRECISION": self.precision}
-            | {"HAS_MASK": self.has_mask, "EVEN": even}
+            | {"HAS_MASK": self.has_mask}
         )
 
 

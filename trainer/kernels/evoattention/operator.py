@@ -12,7 +12,6 @@ from megafold.trainer.kernels.evoattention.launches import (
     Saved,
     Wanted,
     attend,
-    clear_beyond,
     key_gradient,
     line_length,
     padded,
@@ -99,16 +98,7 @@ class _Attention(torch.autograd.Function):
         return _finish(ctx, bias, _backward(grad, q, k, v, bias, mask, out, lse, ctx.needs_bias))
 
 
-def _defined_forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """:func:`_forward` with nothing left unwritten."""
-    out, lse = _forward(q, k, v, bias, mask)
-    clear_beyond(lse, q.shape[3])
-    return out, lse
-
-
-_operator = torch.library.custom_op("megafold::evoattention", _defined_forward, mutates_args=())
+_operator = torch.library.custom_op("megafold::evoattention", _forward, mutates_args=())
 _operator_backward = torch.library.custom_op("megafold::evoattention_backward", _backward, mutates_args=())
 
 

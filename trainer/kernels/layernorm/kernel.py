@@ -76,7 +76,7 @@ def store_rows(base, first, tile, M, C: tl.constexpr, CP: tl.constexpr, BM: tl.c
     tl.store(pointers, tile.to(base.dtype.element_ty), mask=present)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def forward_kernel(
     x, weight, bias, out, M, x_row,
     BM: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, EPS: tl.constexpr,
@@ -92,7 +92,7 @@ def forward_kernel(
     store_rows(out, first, tile, M, C, CP, BM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "steps"])
 def backward_kernel(
     x, weight, dout, dx, parts, M, x_row, steps,
     BM: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, EPS: tl.constexpr,
@@ -127,7 +127,7 @@ def backward_kernel(
         tl.store(place + C, tl.sum(shift_sum, 0), mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def sum_parts_kernel(
     parts, scale, shift, count,
     GROUPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, C: tl.constexpr,

@@ -48,7 +48,7 @@ def _load_weight(weight, start, OUT: tl.constexpr, C: tl.constexpr, BO: tl.const
     return tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def forward_kernel(
     x, norm_weight, norm_bias, weight, bias, out, M, x_row,
     BM: tl.constexpr, BO: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr,
@@ -71,7 +71,7 @@ def forward_kernel(
         tl.store(lines + (row[:, None] * OUT + o[None, :]), product.to(out.dtype.element_ty), mask=present)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def input_gradient_kernel(
     x, norm_weight, weight, dout, dx, norm_parts, M, x_row,
     BM: tl.constexpr, BO: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr,
@@ -97,15 +97,15 @@ def input_gradient_kernel(
         store_rows(dx, first, (acc - mean - standard * along) * inverse, M, C, C, BM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "splits"])
 def weight_gradient_kernel(
-    x, norm_weight, norm_bias, dout, parts, bias_parts, M, x_row,
+    x, norm_weight, norm_bias, dout, parts, bias_parts, M, splits, x_row,
     BO: tl.constexpr, BM: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr,
-    HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_NORM_BIAS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """One program: BO outputs, every SPLITS-th block of BM rows.
+    """One program: BO outputs, every ``splits``-th block of BM rows.
 
-    parts: [SPLITS, OUT, C] float32, bias_parts: [SPLITS, OUT] float32; the caller sums them in order.
+    parts: [splits, OUT, C] float32, bias_parts: [splits, OUT] float32; the caller sums them in order.
     """
     TILES: tl.constexpr = (OUT + BO - 1) // BO
     pid = tl.program_id(0)
@@ -113,7 +113,7 @@ def weight_gradient_kernel(
     split = pid // TILES
     acc = tl.zeros([BO, C], tl.float32)
     bias_acc = tl.zeros([BO], tl.float32)
-    for first in range(split * BM, M, SPLITS * BM):
+    for first in range(split * BM, M, splits * BM):
         grad = _load_outputs(dout, first, start, M, OUT, BM, BO)
         tile = _normalised(x, norm_weight, norm_bias, first, x_row, M, C, BM, EPS, HAS_NORM_BIAS)
         acc = tl.dot(tl.trans(grad), tile.to(grad.dtype), acc)
@@ -126,13 +126,13 @@ def weight_gradient_kernel(
         tl.store(bias_parts + split * OUT + o, bias_acc, mask=o < OUT)
 
 
-@triton.jit
-def sum_splits_kernel(parts, out, count, SPLITS: tl.constexpr, BP: tl.constexpr, BLOCK: tl.constexpr):
-    """parts [SPLITS, count] → out [count], always in the same order; BP of them at a time."""
+@triton.jit(do_not_specialize=["splits"])
+def sum_splits_kernel(parts, out, count, splits, BP: tl.constexpr, BLOCK: tl.constexpr):
+    """parts [splits, count] → out [count], always in the same order; BP of them at a time."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BP, BLOCK], tl.float32)
-    for first in range(0, SPLITS, BP):
+    for first in range(0, splits, BP):
         split = first + tl.arange(0, BP)
         pointers = parts + split.to(tl.int64)[:, None] * count + index[None, :]
-        total += tl.load(pointers, mask=(split < SPLITS)[:, None] & (index < count)[None, :], other=0.0)
+        total += tl.load(pointers, mask=(split < splits)[:, None] & (index < count)[None, :], other=0.0)
     tl.store(out + index, tl.sum(total, 0).to(out.dtype.element_ty), mask=index < count)

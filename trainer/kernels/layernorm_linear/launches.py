@@ -124,10 +124,9 @@ def _weight_gradients(
     _launch_weight(
         splits * per_split,
         (rows, parameters.norm_weight, rows if norm_bias is None else norm_bias, grad, parts, bias_parts),
-        (m, rows.stride(0)),
+        (m, splits, rows.stride(0)),
         {"BO": tile.outputs, "BM": tile.rows, "C": c, "OUT": outputs, "EPS": EPS,
-         "HAS_NORM_BIAS": norm_bias is not None, "HAS_BIAS": wanted[1],
-         "SPLITS": splits},
+         "HAS_NORM_BIAS": norm_bias is not None, "HAS_BIAS": wanted[1]},
         tile.options(),
     )  # fmt: skip
     made = []
@@ -138,8 +137,8 @@ def _weight_gradients(
         total = gradient_like(parameter, want, rows)
         if total.numel() > 0:
             _launch_sum(
-                blocks(total.numel(), _SUM_BLOCK), (those, total), (total.numel(),),
-                {"SPLITS": splits, "BP": _SUM_PARTS, "BLOCK": _SUM_BLOCK}, {},
+                blocks(total.numel(), _SUM_BLOCK), (those, total), (total.numel(), splits),
+                {"BP": _SUM_PARTS, "BLOCK": _SUM_BLOCK}, {},
             )  # fmt: skip
         made.append(total)
     return made[0], made[1]

@@ -177,8 +177,8 @@ def _attention_gradients(
 ) -> Tensor:
     """Fills the first three quarters of ``dprojected``; returns dBias [B, N, N, H]."""
     n = sizes.n
-    wanted = Wanted(transposed=True, zeros=not torch.are_deterministic_algorithms_enabled(), scale=1.0)
-    ready = prepare(kept.prepared[..., :n], mask, kept.projected, wanted, (n, n))
+    wanted = Wanted(transposed=True, zeros=not torch.are_deterministic_algorithms_enabled(), again=True)
+    ready = prepare(kept.prepared, mask, kept.projected, wanted, (n, n))
     q, k, v, _ = sizes.heads(kept.projected)
     dq, dk, dv, _ = sizes.heads(dprojected)
     out, (grad,) = sizes.heads(kept.attended)[0], sizes.heads(dattended)

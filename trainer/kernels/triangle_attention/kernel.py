@@ -15,6 +15,9 @@ import triton.language as tl
 from megafold.trainer.kernels.layernorm.kernel import row_mean, standardised
 from megafold.trainer.kernels.products import add_product, product_t
 
+#: Numbers that differ from length to length: nothing is compiled anew for one. Strides are multiples of C.
+_SIZES = ["R", "N"]
+
 
 @triton.jit
 def pack_kernel(
@@ -31,7 +34,7 @@ def pack_kernel(
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < TOTAL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def project_kernel(
     z, norm_weight, norm_bias, weight, projected, bias, R, N, JP, z_b, z_r, z_n, part,
     C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr,
@@ -87,7 +90,7 @@ def project_kernel(
             tl.store(line[None, :] + (n + beyond)[:, None], nothing, mask=(head < H)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def input_gradient_kernel(
     dprojected, dbias, dout, z, norm_weight, norm_bias, weight, dz, parts, B, R, N, JP,
     z_b, z_r, z_n, w_b, w_r, w_n, g_b, g_r, g_n, part,
@@ -117,8 +120,11 @@ def input_gradient_kernel(
         inside = n < N - first
         there = inside[:, None] & known[None, :]
         line = dbias + ((b * H + head.to(tl.int64)) * R + r) * JP + first
-        db = tl.load(line[None, :] + n[:, None], mask=inside[:, None] & (head < H)[None, :], other=0.0)
-        db = db.to(dtype)
+        # With the padding, for wide reads.
+        db = tl.load(
+            line[None, :] + n[:, None], mask=(n < JP - first)[:, None] & (head < H)[None, :], other=0.0
+        )
+        db = tl.where(inside[:, None], db, 0.0).to(dtype)
         dn = tl.dot(db, w_bias, input_precision=PRECISION)
         source = dprojected + (b * R + r) * (N * HD) + start * D + n[:, None] * D
         for from_column in range(0, 4 * HD, BN):
@@ -158,7 +164,7 @@ def input_gradient_kernel(
     tl.store(own + head[:, None] * C + c[None, :], dw, mask=known[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*_SIZES, "splits"])
 def weight_gradient_kernel(
     dprojected, z, norm_weight, norm_bias, parts, B, R, N, splits, z_b, z_r, z_n, part,
     C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
@@ -197,7 +203,7 @@ def weight_gradient_kernel(
     tl.store(target, dw, mask=real[:, None] & known[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts_a", "parts_b", "parts_c"])
 def sum_kernel(
     first, second, third, out, A, B, C, parts_a, parts_b, parts_c, BLOCK: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip

@@ -12,7 +12,6 @@ from megafold.trainer.kernels.evoattention.launches import (
     Saved,
     Wanted,
     attend,
-    clear_beyond,
     key_gradient,
     line_length,
     padded,
@@ -97,8 +96,8 @@ def _backward(
     kept = None if keep is None else _rows(keep, starting)
     dw_out = gated_gradients(grad, Layout(attended, gates), weight_out, kept, dattended, dgates)
     mask = _rows(mask, starting)
-    wanted = Wanted(transposed=True, zeros=not torch.are_deterministic_algorithms_enabled(), scale=1.0)
-    ready = prepare(prepared[..., :n], mask, projected, wanted, (n, n))
+    wanted = Wanted(transposed=True, zeros=not torch.are_deterministic_algorithms_enabled(), again=True)
+    ready = prepare(prepared, mask, projected, wanted, (n, n))
     saved = Saved(q, k, v, ready.masked, attended, lse, mask)
     delta, dbias = query_gradient(dattended, saved, prepared, dq, ready.dbias, needs_bias=True)
     key_gradient(dattended, saved, ready.transposed, delta, dk, dv)
@@ -150,19 +149,7 @@ class _TriangleAttention(torch.autograd.Function):
         return _finish(ctx, _backward(grad, *ctx.saved_tensors, *ctx.settings))
 
 
-def _defined_forward(
-    z: Tensor, mask: Tensor, norm_weight: Tensor, norm_bias: Tensor, qkv: Tensor, gate: Tensor, bias: Tensor,
-    out_weight: Tensor, keep: Tensor | None, starting: bool, residual: bool, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """:func:`_forward` with nothing left unwritten."""
-    results = _forward(
-        z, mask, norm_weight, norm_bias, qkv, gate, bias, out_weight, keep, starting, residual, dtype
-    )
-    clear_beyond(results[4], z.shape[1])
-    return results
-
-
-_operator = torch.library.custom_op("megafold::triangle_attention", _defined_forward, mutates_args=())
+_operator = torch.library.custom_op("megafold::triangle_attention", _forward, mutates_args=())
 _operator_backward = torch.library.custom_op(
     "megafold::triangle_attention_backward", _backward, mutates_args=()
 )
