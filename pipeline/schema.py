@@ -611,7 +611,10 @@ SAMPLE: Final[tuple[Feature, ...]] = (
             "is_rna": ("bool", "token of an RNA chain"),
             "is_dna": ("bool", "token of a DNA chain"),
             "is_ligand": ("bool", "token of a ligand chain"),
-            "deletion_mean": ("float32", "mean deletions over the whole MSA, 2/π·arctan(d/3)"),
+            "deletion_mean": (
+                "float32",
+                "mean number of deletions to the left over the whole MSA, not squashed",
+            ),
             "token_atom_start": ("int32", "first atom of the token"),
             "token_atom_count": ("int32", "atoms of the token"),
             "center_atom": ("int32", "atom index of CA, C1' or the atom"),

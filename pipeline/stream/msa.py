@@ -119,7 +119,7 @@ def msa_features(
 
     Returns:
         ``msa``, ``has_deletion``, ``deletion_value``, ``msa_mask`` [N_msa, N_token]; ``profile``
-        [N_token, 32]; ``deletion_mean`` [N_token].
+        [N_token, 32]; ``deletion_mean`` [N_token], of counts, which alone are not squashed (AF3 SI table 5).
     """
     n_token = len(restype)
     # Built token by token, as the objects store it: runs of rows are then runs of memory.
@@ -142,7 +142,7 @@ def msa_features(
             rows[block.tokens, first : first + len(own)] = stored.take(own, axis=1)[block.columns]
         first += len(own)
         profile[block.tokens] = block.profile[block.columns]
-        deletion_mean[block.tokens] = squashed(block.deletion_mean[block.columns])
+        deletion_mean[block.tokens] = block.deletion_mean[block.columns]
     deletion = np.ascontiguousarray(deletion.T)
     deletion_value = np.zeros(deletion.shape, np.float32)
     some = np.flatnonzero(deletion)  # few

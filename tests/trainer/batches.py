@@ -71,7 +71,7 @@ def _sample(
         "has_deletion": deletions > 0,
         "deletion_value": squashed,
         "msa_mask": np.ones(msa.shape, bool),
-        "deletion_mean": squashed.mean(0) if n_msa else np.zeros(n_token),
+        "deletion_mean": deletions.mean(0) if n_msa else np.zeros(n_token),
         "profile": np.eye(32)[msa].mean(0) if n_msa else np.eye(32)[restype],
     }
     sample |= _templates(rng, restype, is_ligand, n_templ)

@@ -27,6 +27,7 @@ from megafold.pipeline.stream.adapters.arrays import (
     scattered,
     template_pairs,
 )
+from megafold.pipeline.stream.msa import squashed
 
 #: Length of an atom's features: ref_pos 3, ref_mask, ref_charge, ref_element 128, name 4 · 64.
 ATOM_INPUTS: Final = 3 + 1 + 1 + N_ELEMENT + 4 * N_CHARACTER
@@ -152,7 +153,7 @@ def _token_arrays(features: Features, ion: NDArray[np.bool_]) -> Arrays:
         "is_molecule_mod": changes,
         "additional_molecule_feats": np.stack(numbers, axis=1).astype(np.int64),
         "additional_token_feats": np.concatenate(
-            [profile, features["deletion_mean"][:, None]], axis=1, dtype=np.float32
+            [profile, squashed(features["deletion_mean"])[:, None]], axis=1, dtype=np.float32
         ),
         "token_bonds": features["token_bonds"] | backbone_neighbours(features),
     }

@@ -25,6 +25,7 @@ from megafold.pipeline.stream.adapters.arrays import (
 )
 from megafold.pipeline.stream.adapters.terminal import without_terminal_atoms
 from megafold.pipeline.stream.adapters.truth import Truth, whole_truth
+from megafold.pipeline.stream.msa import squashed
 from megafold.pipeline.stream.symmetry import Symmetry
 
 #: Atoms are padded to a multiple of the atom transformer's queries: the package's default.
@@ -214,6 +215,6 @@ def _msa_arrays(features: Features, paired_rows: int) -> Arrays:
         "msa_mask": features["msa_mask"].astype(np.int64),
         "has_deletion": features["has_deletion"].astype(bool),
         "deletion_value": features["deletion_value"] * _DELETION_SCALE,
-        "deletion_mean": features["deletion_mean"] * _DELETION_SCALE,
+        "deletion_mean": squashed(features["deletion_mean"]) * _DELETION_SCALE,
         "profile": scattered(features["profile"], _ORDER, len(_CLASSES)),
     }
