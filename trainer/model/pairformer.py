@@ -22,16 +22,17 @@ class PairUpdate(nn.Module):
         self.attention_starting = TriangleAttention(c_z, c_head, n_head, starting=True)
         self.attention_ending = TriangleAttention(c_z, c_head, n_head, starting=False)
         self.transition = Transition(c_z, n_transition or config.n_transition)
-        self.dropout_row = Dropout(config.dropout, "row")
-        self.dropout_column = Dropout(config.dropout, "column")
+        self.dropout = Dropout(config.dropout, "row")
 
     def forward(self, z: Tensor, pair_mask: Tensor) -> Tensor:
         """[B, N, N, C_z] → [B, N, N, C_z], residuals included."""
-        ones = self.dropout_row.ones(z)
-        z = self.multiplication_outgoing(z, pair_mask, self.dropout_row.keep(z, ones), residual=True)
-        z = self.multiplication_incoming(z, pair_mask, self.dropout_row.keep(z, ones), residual=True)
-        z = self.attention_starting(z, pair_mask, self.dropout_row.keep(z, ones), residual=True)
-        z = self.attention_ending(z, pair_mask, self.dropout_column.keep(z, ones), residual=True)
+        # All that is dropped is drawn at once; z is square, so column-wise dropout is row-wise, transposed.
+        first, second, third, fourth = self.dropout.draws(z, 4)
+        by_columns = None if fourth is None else fourth.transpose(1, 2)
+        z = self.multiplication_outgoing(z, pair_mask, first, residual=True)
+        z = self.multiplication_incoming(z, pair_mask, second, residual=True)
+        z = self.attention_starting(z, pair_mask, third, residual=True)
+        z = self.attention_ending(z, pair_mask, by_columns, residual=True)
         return self.transition(z, residual=True)
 
 

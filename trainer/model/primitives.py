@@ -5,7 +5,7 @@ LeCun normal (truncated at two standard deviations), He normal before a ReLU or 
 last layer of a residual branch ("final") and in gates, which therefore start at 1/2.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -115,24 +115,17 @@ class Dropout(nn.Module):
         keep = self.keep(x)
         return residual + x if keep is None else ops.dropout_add(residual, x, keep)
 
-    def keep(self, x: Tensor, ones: Tensor | None = None) -> Tensor | None:
-        """What dropout multiplies a tensor like ``x`` by, of length 1 along the shared axis, or None.
+    def keep(self, x: Tensor) -> Tensor | None:
+        """What dropout multiplies a tensor like ``x`` by, of length 1 along the shared axis, or None."""
+        return self.draws(x, 1)[0]
 
-        ``ones``: some that :meth:`ones` made of a square ``x``; it then spares making others.
-        """
+    def draws(self, x: Tensor, count: int) -> Sequence[Tensor | None]:
+        """:meth:`keep` for ``count`` tensors like ``x``, drawn at once."""
         if not self.training or self.rate == 0:
-            return None
+            return [None] * count
         shape = list(x.shape)
         shape[self.axis] = 1
-        return F.dropout(x.new_ones(shape) if ones is None else ones.view(shape), self.rate)
-
-    def ones(self, x: Tensor) -> Tensor | None:
-        """What several draws of :meth:`keep` for tensors like ``x`` share; None where nothing is dropped."""
-        if not self.training or self.rate == 0:
-            return None
-        shape = list(x.shape)
-        shape[self.axis] = 1
-        return x.new_ones(shape)
+        return F.dropout(x.new_ones([count, *shape]), self.rate).unbind()
 
 
 def run_block(block: Callable[..., Any], *inputs: Any, recompute: bool) -> Any:

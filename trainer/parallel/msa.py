@@ -58,7 +58,7 @@ def pair_weighted_averaging(
 def msa_update(update: MSAUpdate, m: Tensor, z: Tensor, mask: Tensor, shards: Shards) -> Tensor:
     """[B, M, R, C_m] → [B, M, R, C_m]."""
     averaged = pair_weighted_averaging(update.averaging, m, z, mask, shards.peers)
-    keep = shared_dropout(update.dropout, averaged, shards)
+    (keep,) = shared_dropout(update.dropout, averaged, shards)
     m = m + dropped(averaged, None if keep is None else keep[:, :, shards.rows])
     return m + update.transition(m)
 

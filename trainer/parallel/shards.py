@@ -1,5 +1,6 @@
 """How the tokens of a sample fall onto the ranks that share it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,8 +46,8 @@ class Shards:
         return token_mask[:, self.rows, None] & token_mask[:, None, :]
 
 
-def shared_dropout(layer: Dropout, like: Tensor, shards: Shards) -> Tensor | None:
-    """What :class:`Dropout` multiplies a tensor by that it shares a mask along, drawn for all N tokens.
+def shared_dropout(layer: Dropout, like: Tensor, shards: Shards, count: int = 1) -> Sequence[Tensor | None]:
+    """What :class:`Dropout` multiplies ``count`` tensors by, drawn at once for all N tokens.
 
     The numbers are those that the serial model draws: the ranks of an SP group, whose generators stand
     alike, agree on the mask of every token without a word, and it does not depend on P.
@@ -57,16 +58,15 @@ def shared_dropout(layer: Dropout, like: Tensor, shards: Shards) -> Tensor | Non
         shards: N.
 
     Returns:
-        [B, 1, P·R, C], to multiply with rows (of the transposed tensor, where the layer's mask is shared
-        along columns); None where nothing is dropped.
+        For each tensor [B, 1, P·R, C], to multiply with rows (of the transposed tensor, where the mask is
+        shared along columns); None where nothing is dropped.
     """
-    if not layer.training or layer.rate == 0:
-        return None
-    shape = [like.shape[0], shards.n_token, shards.n_token, like.shape[-1]]
-    shape[layer.axis] = 1
-    mask = F.dropout(like.new_ones(shape), layer.rate)
-    mask = mask.flatten(1, 2).unsqueeze(1)
-    return F.pad(mask, (0, 0, 0, shards.n_padded - shards.n_token))
+    whole = like.new_empty(()).expand(like.shape[0], shards.n_token, shards.n_token, like.shape[-1])
+    missing = shards.n_padded - shards.n_token
+    return [
+        None if keep is None else F.pad(keep.flatten(1, 2).unsqueeze(1), (0, 0, 0, missing))
+        for keep in layer.draws(whole, count)
+    ]
 
 
 def dropped(x: Tensor, mask: Tensor | None) -> Tensor:

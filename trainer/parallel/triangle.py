@@ -156,12 +156,11 @@ def pair_update(block: PairUpdate, z: Tensor, pair_mask: Tensor, shards: Shards)
     ``pair_mask`` is symmetric: the same shard of it serves rows and columns.
     """
     peers = shards.peers
-    for multiplication in (block.multiplication_outgoing, block.multiplication_incoming):
-        keep = shared_dropout(block.dropout_row, z, shards)
-        z = triangle_multiplication(multiplication, z, pair_mask, peers, keep=keep, residual=True)
-    keep = shared_dropout(block.dropout_row, z, shards)
-    z = triangle_attention(block.attention_starting, z, pair_mask, peers, keep, residual=True)
+    first, second, third, fourth = shared_dropout(block.dropout, z, shards, 4)
+    outgoing, incoming = block.multiplication_outgoing, block.multiplication_incoming
+    z = triangle_multiplication(outgoing, z, pair_mask, peers, keep=first, residual=True)
+    z = triangle_multiplication(incoming, z, pair_mask, peers, keep=second, residual=True)
+    z = triangle_attention(block.attention_starting, z, pair_mask, peers, third, residual=True)
     z = transpose(z, peers, TO_COLUMNS)
-    keep = shared_dropout(block.dropout_column, z, shards)
-    z = triangle_attention(block.attention_ending, z, pair_mask, peers, keep, residual=True)
+    z = triangle_attention(block.attention_ending, z, pair_mask, peers, fourth, residual=True)
     return transpose(block.transition(z, residual=True), peers, TO_ROWS)
