@@ -198,7 +198,7 @@ def _layernorm_source(role: str, tile: Any, itemsize: int, channels: int, even: 
     if role == "forward":
         constants = sizes | {"HAS_WEIGHT": True, "HAS_BIAS": True}
         return row_source(layernorm.forward_kernel, constants, itemsize, *wide)
-    constants = sizes | {"HAS_WEIGHT": True, "INPUT": True, "SUMS": True}
+    constants = sizes | {"HAS_WEIGHT": True, "HAS_RESIDUAL": True, "INPUT": True, "SUMS": True}
     return row_source(layernorm.backward_kernel, constants, itemsize, *wide)
 
 

@@ -94,13 +94,13 @@ def forward_kernel(
 
 @triton.jit(do_not_specialize=["M", "steps"])
 def backward_kernel(
-    x, weight, dout, dx, parts, M, x_row, steps,
+    x, weight, dout, residual, dx, parts, M, x_row, steps,
     BM: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, EPS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, INPUT: tl.constexpr, SUMS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, INPUT: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """One program: ``steps`` blocks of BM rows, far apart from each other as all programs advance together.
 
-    INPUT: write dX. SUMS: write the program's sums of dWeight and dBias to ``parts`` [programs, 2, C].
+    INPUT: write dX, with ``residual`` added where there is one. SUMS: write the program's sums of dWeight and dBias to ``parts`` [programs, 2, C].
     """
     pid, programs = tl.program_id(0), tl.num_programs(0)
     if SUMS:
@@ -119,7 +119,10 @@ def backward_kernel(
                 grad = grad * load_channels(weight, C, CP)
             mean = row_mean(grad, C)[:, None]
             along = row_mean(grad * standard, C)[:, None]
-            store_rows(dx, first, (grad - mean - standard * along) * inverse, M, C, CP, BM)
+            dinput = (grad - mean - standard * along) * inverse
+            if HAS_RESIDUAL:
+                dinput += load_rows(residual, first, C, M, C, CP, BM)
+            store_rows(dx, first, dinput, M, C, CP, BM)
     if SUMS:
         c = tl.arange(0, CP)
         place = parts + pid * 2 * C + c

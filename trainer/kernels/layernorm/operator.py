@@ -81,11 +81,12 @@ def _launch_parts(parts: Tensor, scale: Tensor, shift: Tensor, groups: int) -> N
 
 
 def normalise_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, want_input: bool, want_sums: bool
-) -> tuple[Tensor, Tensor]:
+    grad: Tensor, x: Tensor, weight: Tensor | None, want_input: bool, want_sums: bool,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dX like ``x``, and parts [n, 2, C] of the sums for dWeight and dBias; each empty unless wanted.
 
-    grad: [..., C], contiguous.
+    grad: [..., C], contiguous. ``residual``: likewise, what is added to dX.
     """
     rows = as_rows(x)
     m, c = rows.shape
@@ -96,9 +97,11 @@ def normalise_backward(
     parts = torch.empty((programs if want_sums else 0, 2, c), dtype=torch.float32, device=x.device)
     _launch_backward(
         programs,
-        (rows, rows if weight is None else weight, grad, dx, parts),
+        (rows, rows if weight is None else weight, grad, grad if residual is None else residual, dx, parts),
         (m, rows.stride(0), blocks(needed, programs)),
-        _constants(chosen, c) | {"HAS_WEIGHT": weight is not None, "INPUT": want_input, "SUMS": want_sums},
+        _constants(chosen, c)
+        | {"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": residual is not None}
+        | {"INPUT": want_input, "SUMS": want_sums},
         chosen.options(),
     )
     return dx, parts

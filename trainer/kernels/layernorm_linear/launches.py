@@ -36,16 +36,17 @@ _launch_sum = Launcher(kernel.sum_splits_kernel)
 
 @dataclass(frozen=True)
 class Parameters:
-    """The operator's parameters."""
+    """The operator's parameters; ``cast``: the weight in the product's dtype, where there is one already."""
 
     norm_weight: Tensor
     norm_bias: Tensor | None
     weight: Tensor
     bias: Tensor | None
+    cast: Tensor | None = None
 
     def product(self, dtype: torch.dtype) -> Tensor:
         """The product's weight as the kernels read it."""
-        return self.weight.to(dtype).contiguous()
+        return (self.weight if self.cast is None else self.cast).to(dtype).contiguous()
 
 
 def fits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
@@ -149,7 +150,7 @@ def composed_forward(x: Tensor, parameters: Parameters, dtype: torch.dtype) -> T
     bias = parameters.bias
     with full_precision(x):
         rows = normalise(x, parameters.norm_weight, parameters.norm_bias, dtype)
-        weight = parameters.weight.to(dtype)
+        weight = parameters.product(dtype)
         out: Tensor = torch.nn.functional.linear(rows, weight, None if bias is None else bias.to(dtype))
     return out
 
@@ -160,7 +161,7 @@ def composed_backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: l
     made = [no_gradient(x)] * 5
     with full_precision(x):
         if any(wanted[:3]):
-            dnormal = (grads @ parameters.weight.to(grad.dtype)).view(x.shape)
+            dnormal = (grads @ parameters.product(grad.dtype)).view(x.shape)
             sums = wanted[1] or wanted[2]
             made[0], parts = normalise_backward(dnormal, x, parameters.norm_weight, wanted[0], sums)
             made[1] = gradient_like(parameters.norm_weight, wanted[1], x)

@@ -109,8 +109,8 @@ class _Kept(NamedTuple):
     packed: Tensor
 
 
-def _bias_parameters(w: SingleAttentionWeights, weight: Tensor) -> linear.Parameters:
-    return linear.Parameters(w.bias_norm_weight, w.bias_norm_bias, weight, None)
+def _bias_parameters(w: SingleAttentionWeights, cast: Tensor) -> linear.Parameters:
+    return linear.Parameters(w.bias_norm_weight, w.bias_norm_bias, w.bias, None, cast)
 
 
 def _forward(
@@ -136,12 +136,12 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor, s: Tensor, z: Tensor, mask: Tensor, w: SingleAttentionWeights, kept: _Kept
+    grad: Tensor, s: Tensor, z: Tensor, mask: Tensor, w: SingleAttentionWeights, kept: _Kept, residual: bool
 ) -> tuple[Tensor, Tensor, SingleAttentionWeights]:
     """Gradients of s and z, and of the weights in float32 or the weights' own dtype."""
     sizes = _sizes(s, w)
     c, packed = sizes.c, kept.packed
-    projections, output, _, _ = sizes.split(packed)
+    projections, output, bias_weight, _ = sizes.split(packed)
     dpacked = torch.empty_like(packed)
     dprojections, doutput, _, doffsets = sizes.split(dpacked)
     narrow = grad.to(packed.dtype).reshape(-1, c)
@@ -155,12 +155,13 @@ def _backward(
     torch.mm(dprojected.T, kept.x, out=dprojections)
     torch.sum(dprojected[:, :c], 0, out=doffsets[:c])
     dx = torch.mm(dprojected, projections).view(s.shape)
-    ds, parts = normalise_backward(dx, s, w.norm_weight, True, True)
+    added = grad.contiguous() if residual else None
+    ds, parts = normalise_backward(dx, s, w.norm_weight, True, True, added)
     dnorm_weight, dnorm_bias = torch.empty_like(w.norm_weight), torch.empty_like(w.norm_bias)
     sum_parts(parts, dnorm_weight, dnorm_bias)
     way = linear.backward if linear.fits(z, w.bias, packed.dtype) else linear.composed_backward
     dz, dbias_norm_weight, dbias_norm_bias, dbias_weight, _ = way(
-        dbias, z, _bias_parameters(w, w.bias), [True, True, True, True, False]
+        dbias, z, _bias_parameters(w, bias_weight), [True, True, True, True, False]
     )
     # One cast for all matrices.
     dprojections, doutput, _, doffsets = sizes.split(dpacked.to(w.q.dtype))
@@ -209,9 +210,8 @@ class _SingleAttention(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         s, z, mask, *rest = ctx.saved_tensors
         weights, kept = rest[: len(needs)], rest[len(needs) :]
-        ds, dz, made = _backward(grad, s, z, mask, SingleAttentionWeights(*weights), _Kept(*kept))
-        if ctx.residual:
-            ds = ds + grad.to(ds.dtype)
+        w = SingleAttentionWeights(*weights)
+        ds, dz, made = _backward(grad, s, z, mask, w, _Kept(*kept), ctx.residual)
         typed = [t.to(w.dtype) if need else None for t, w, need in zip(made, weights, needs, strict=True)]
         return ds if needs_s else None, dz if needs_z else None, None, None, None, *typed
 

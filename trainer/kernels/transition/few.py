@@ -75,15 +75,13 @@ class _Transition(torch.autograd.Function):
                 torch.mm(both.T, normal, out=din)
             if wants_x or wants_scale or wants_shift:
                 dnormal = torch.mm(both, w_in)
-                dx, parts = normalise_backward(
-                    dnormal, rows, norm_weight, wants_x, wants_scale or wants_shift
-                )
+                added = grad.contiguous() if residual else None
+                wants_sums = wants_scale or wants_shift
+                dx, parts = normalise_backward(dnormal, rows, norm_weight, wants_x, wants_sums, added)
                 dx = dx.view(shape) if wants_x else None
-                if wants_scale or wants_shift:
+                if wants_sums:
                     dscale, dshift = torch.empty_like(norm_weight), torch.empty_like(norm_bias)
                     sum_parts(parts, dscale, dshift)
-        if dx is not None and residual:
-            dx = dx + grad.to(dx.dtype)
         if dtype_in == dtype_out:
             wide = flat.to(dtype_in)
             din, dout = wide[: w_in.numel()].view_as(w_in), wide[w_in.numel() :].view_as(w_out)
