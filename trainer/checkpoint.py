@@ -1,5 +1,6 @@
 """Checkpoints: whole or absent, bounded in number, and sure of what they belong to."""
 
+import contextlib
 import os
 import random
 from collections.abc import Mapping
@@ -47,15 +48,30 @@ class CheckpointFolder:
         """Write a checkpoint, then remove those that are too many.
 
         ``state`` holds the parts that :func:`load_checkpoint` asks for, except ``format``.
+
+        Raises:
+            CheckpointError: the disk does not take it; those that are there stay as they are.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / f"step-{state['step']:08d}.pt"
         temporary = self.path / f".{path.name}.tmp"
-        with temporary.open("wb") as file:
-            torch.save({"format": FORMAT, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                torch.save({"format": FORMAT, **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except (OSError, RuntimeError) as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            # Of a full disk torch's writer tells in words of its own, while it handles the system's.
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError):
+                raise
+            raise CheckpointError(
+                f"{path} cannot be written ({cause}). Make room for it, then go on from the newest one that "
+                f"is there ({self.latest() or 'none yet'})"
+            ) from error
         if is_best:
             self._link_best(path)
         _sync_folder(self.path)

@@ -10,7 +10,7 @@ class ConfigError(TrainerError, ValueError):
 
 
 class CheckpointError(TrainerError):
-    """A checkpoint that is missing, unreadable, or belongs to another model or other data."""
+    """A checkpoint that is missing, cannot be read or written, or belongs to another model or other data."""
 
 
 class DataError(TrainerError):

@@ -465,12 +465,27 @@ def _rolling(model: nn.Module) -> AlphaFold3:
 
 
 def resolve_device(name: str, ranks: Ranks) -> torch.device:
-    """The device that a setting means; ``auto`` takes this rank's GPU where there is one."""
+    """The device that a setting means; ``auto`` takes this rank's GPU where there is one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device {name!r}: give auto, cpu, cuda or one of several GPUs as cuda:1"
+        ) from error
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", ranks.local_rank)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and device.index >= count:
+        raise ConfigError(
+            f"device {device}: PyTorch {torch.__version__} finds {count} GPUs here; give another device, "
+            "start no more ranks a machine than it has GPUs, or install a PyTorch that was built for these"
+        )
     return device
 
 

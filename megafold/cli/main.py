@@ -11,7 +11,16 @@ import megafold
 
 #: What a file system says of files and disks that users name: errors of theirs, not ours.
 _OF_FILES: Final = frozenset(
-    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+    {
+        errno.ENOENT,
+        errno.EEXIST,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+    }
 )
 _OF_DISKS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 _COMMANDS = {

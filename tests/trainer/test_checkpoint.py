@@ -104,19 +104,25 @@ def full_state(step):
     return {"step": step, **{name: {} for name in parts.split()}}
 
 
-def test_a_write_that_fails_leaves_the_old_ones_alone(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError, RuntimeError])
+def test_a_write_that_fails_leaves_the_old_ones_alone(tmp_path, monkeypatch, error):
     folder = CheckpointFolder(tmp_path)
     folder.save(full_state(1))
 
     def fail(state, file):
         file.write(b"half of a checkpoint")
-        raise OSError("no space left on device")
+        try:
+            raise OSError("no space left on device")
+        except OSError:  # as torch's writer does
+            raise error("no space left, at inline_container.cc") from None
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fail)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(
+            CheckpointError, match=r"step-00000002\.pt .*no space.*Make room.*step-00000001\.pt"
+        ):
             folder.save(full_state(2))
-    assert list(folder.steps()) == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
     assert load_checkpoint(folder.steps()[1])["step"] == 1
     folder.save(full_state(2))
     assert load_checkpoint(folder.steps()[2])["step"] == 2

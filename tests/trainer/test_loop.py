@@ -14,10 +14,11 @@ import torch
 from matplotlib.image import imread
 
 from megafold.trainer.checkpoint import load_checkpoint
-from megafold.trainer.errors import DataError, DivergedError
+from megafold.trainer.data_parallel import Ranks
+from megafold.trainer.errors import ConfigError, DataError, DivergedError
 from megafold.trainer.logging.csv_log import CsvLog, read_rows
 from megafold.trainer.logging.plot import draw_losses
-from megafold.trainer.loop import Feed, Trainer
+from megafold.trainer.loop import Feed, Trainer, resolve_device
 from tests.trainer.fakes import FakeFeed, FakeModel, quick_config
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +172,7 @@ SCRIPT = textwrap.dedent(
     """
     import sys, time
     from pathlib import Path
-    from megafold.trainer.loop import Feed, Trainer
+    from megafold.trainer.loop import Feed, Trainer, resolve_device
     from tests.trainer.fakes import FakeFeed, FakeModel, quick_config
 
     class Slow(FakeFeed):
@@ -213,3 +214,25 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, number):
     state = load_checkpoint(tmp_path / f"checkpoints/step-{step:08d}.pt")
     assert state["step"] == state["sampler"]["position"] == step
     assert int(rows_of(tmp_path)[-1]["step"]) == step
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "cuda"])
+def test_a_device_that_is_not_there_is_named(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=name):
+        resolve_device(name, Ranks())
+    assert resolve_device("auto", Ranks()) == torch.device("cpu")
+
+
+def test_a_drawing_without_room_hides_no_error(tmp_path, monkeypatch, capsys):
+    from megafold.trainer.logging import run_log
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_log, "draw_losses", full)
+    trainer = Trainer(FakeModel(), quick_config(steps=2), Feed(batches=FakeFeed()), tmp_path)
+    monkeypatch.setattr(trainer, "save", lambda: (_ for _ in ()).throw(DataError("the first")))
+    with pytest.raises(DataError, match="the first"):
+        trainer.run()
+    assert "loss.png is not drawn" in capsys.readouterr().out

@@ -40,7 +40,7 @@ class RunLog:
             self._board.close()
         if self.data_wait.steps:
             self.say(self.data_wait.line())
-        draw_losses(self.csv_path, self.png_path)
+        self._draw()
 
     def step(self, values: Mapping[str, float | int]) -> None:
         """Record a step: ``step``, ``loss`` and its parts, ``learning_rate``, ``grad_norm``, and so on."""
@@ -54,7 +54,14 @@ class RunLog:
         if step % self._config.log_every == 0 or step in (self._first_step + 1, self._config.steps):
             self.say(self._line(values))
         if step % self._config.plot_every == 0:
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw the loss; a disk that has no room for that ends no run, and hides no error that does."""
+        try:
             draw_losses(self.csv_path, self.png_path)
+        except OSError as error:
+            self.say(f"{self.png_path} is not drawn: {error}")
 
     def say(self, message: str) -> None:
         """Print a line now."""
