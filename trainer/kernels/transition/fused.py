@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from megafold.trainer.kernels.differentiable import as_rows, gradient_like, no_gradient
+from megafold.trainer.kernels.differentiable import as_rows, cast, gradient_like, no_gradient
 from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.launch import Launcher, blocks
 from megafold.trainer.kernels.layernorm.operator import INTERPRETED, multiprocessors, sum_parts
@@ -44,7 +44,8 @@ class Parameters:
 
     def products(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The products' weights as the kernels read them."""
-        return self.weight_in.to(dtype).contiguous(), self.weight_out.to(dtype).contiguous()
+        weight_in, weight_out = cast((self.weight_in, self.weight_out), dtype)
+        return weight_in, weight_out
 
 
 def fits(x: Tensor, weight_in: Tensor, weight_out: Tensor, dtype: torch.dtype) -> bool:
