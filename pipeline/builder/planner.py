@@ -54,6 +54,14 @@ def _file_digest(path: Path) -> str:
         return ""
 
 
+def _file_size(path: Path) -> int:
+    """Bytes of a file, 0 where it cannot be read: as for its digest."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 class Planner:
     """Knows the corpus, the alignments and the dictionary, and turns outcomes into further tasks."""
 
@@ -127,7 +135,7 @@ class Planner:
             recipe=plan.recipe,
             label=entry,
             entries=(entry,),
-            size=path.stat().st_size if path.exists() else 0,
+            size=_file_size(path),
             entry=entry,
             path=path,
             options=self._options,
@@ -276,7 +284,7 @@ class Planner:
                     recipe=recipe,
                     mol_type=MolType[chain["mol_type"].upper()],
                     files=files.msas,
-                    size=sum(path.stat().st_size for path in files.msas),
+                    size=sum(map(_file_size, files.msas)),
                     **shared,
                 )
             )

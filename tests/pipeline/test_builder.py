@@ -387,6 +387,18 @@ def test_wrong_alignment_leaves_the_entry_without_an_msa(built, corpus, tmp_path
     assert all(chain.msa == "" and chain.msa_status == "failed" for chain in concerned)
 
 
+def test_alignment_that_cannot_be_read_costs_its_chain_alone(built, corpus, tmp_path):
+    folder = next(path for path in sorted((corpus / "alignments").iterdir()) if list(path.glob("*.a3m*")))
+    (folder / "elsewhere.a3m").symlink_to(tmp_path / "unmounted" / "elsewhere.a3m")
+    report = build(corpus, tmp_path / "cache")
+    assert report.entries == ENTRIES
+    assert {failure["stage"] for failure in report.failures} == {"msa"}
+    assert all("elsewhere.a3m" in failure["message"] for failure in report.failures)
+    (folder / "elsewhere.a3m").unlink()
+    mended = build(corpus, tmp_path / "cache")
+    assert mended.manifest == built[1].manifest
+
+
 def test_folder_without_alignments_of_any_chain_is_told(built, corpus, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(BuildProgress, "say", lambda self, text: said.append(text))
