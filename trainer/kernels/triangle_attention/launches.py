@@ -54,15 +54,15 @@ class Sizes(NamedTuple):
 
     def split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         """The projections' weight [4·HD + HP, C] and the output's [C, HD] of what :func:`pack` made."""
-        before = (4 * self.hd + self.hp) * self.c
-        return packed[:before].view(-1, self.c), packed[before:].view(self.c, self.hd)
+        projections, output = packed.split(((4 * self.hd + self.hp) * self.c, self.c * self.hd))
+        return projections.view(-1, self.c), output.view(self.c, self.hd)
 
     def split_gradients(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What :func:`sum_parts` made, by weight: norm's weight and bias, qkv, gate, bias, output."""
-        small, dw, dw_out = flat.split(self.gradients)
-        small, dw = small.view(-1, self.c), dw.view(-1, self.c)
-        qkv, gate = dw.split((3 * self.hd, self.hd))
-        return small[-2], small[-1], qkv, gate, small[: self.h], dw_out.view(self.c, self.hd)
+        c, of_head = self.c, self.hd * self.c
+        parts = (self.h * c, (self.hp - self.h) * c, c, c, 3 * of_head, of_head, of_head)
+        bias, _padding, scale, shift, qkv, gate, output = flat.split(parts)
+        return scale, shift, qkv.view(-1, c), gate.view(-1, c), bias.view(-1, c), output.view(c, self.hd)
 
 
 class Norm(NamedTuple):

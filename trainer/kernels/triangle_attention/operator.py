@@ -123,12 +123,7 @@ _NOTHING: Final = (None,) * 12
 
 def _finish(ctx: Any, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     dz, flat = gradients
-    sizes: Sizes = ctx.sizes
-    small, dw, dw_out = flat.split(sizes.gradients)
-    small, dw = small.view(-1, sizes.c), dw.view(-1, sizes.c)
-    qkv, gate = dw.split((3 * sizes.hd, sizes.hd))
-    weights = (small[-2], small[-1], qkv, gate, small[: sizes.h], dw_out.view(sizes.c, sizes.hd))
-    typed = [w.to(dtype) for w, dtype in zip(weights, ctx.dtypes, strict=True)]
+    typed = [w.to(dtype) for w, dtype in zip(ctx.sizes.split_gradients(flat), ctx.dtypes, strict=True)]
     return dz, None, *typed, None, None, None, None
 
 

@@ -100,17 +100,14 @@ def split_weight_gradients(
     if not any(needs):
         return [None] * len(weights)
     w, made = TriangleMultiplicationWeights(*weights), WeightGradients(*gradients)
-    first, second = len(w.projection), len(w.projection) + len(w.gate)
+    rows = [len(w.projection), len(w.gate), len(w.output_gate)]
+    projection, gate, output_gate = made.matrices_in.split(rows)
+    norm_in_weight, norm_in_bias = made.norm_in.unbind()
+    norm_out_weight, norm_out_bias = made.norm_out.unbind()
     apart = TriangleMultiplicationWeights(
-        norm_in_weight=made.norm_in[0],
-        norm_in_bias=made.norm_in[1],
-        projection=made.matrices_in[:first],
-        gate=made.matrices_in[first:second],
-        norm_out_weight=made.norm_out[0],
-        norm_out_bias=made.norm_out[1],
-        output=made.output,
-        output_gate=made.matrices_in[second:],
-    )
+        norm_in_weight, norm_in_bias, projection, gate, norm_out_weight, norm_out_bias, made.output,
+        output_gate,
+    )  # fmt: skip
     return [t.to(weight.dtype) if need else None for t, weight, need in zip(apart, w, needs, strict=True)]
 
 
