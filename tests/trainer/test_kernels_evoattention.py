@@ -25,7 +25,7 @@ def test_numbers_in_the_interpreter():
 def test_bias_and_mask_preparation_compile(target):
     pointers = {"bias": "*fp32", "mask": "*u8", "dbias": "*fp32"}
     pointers |= dict.fromkeys(("prepared", "transposed", "masked"), "*bf16")
-    constants = {"SCALE": 1.44, "LIMIT": 0.0, "BLOCK": 64, "PREPARED": False}
+    constants = {"SCALE": 1.44, "LIMIT": 0.0, "BLOCK": 64, "MASK_ROWS": 16, "PREPARED": False}
     constants |= {"PLAIN": True, "TRANSPOSED": True, "ZEROS": True}
     made = compile_for(target, kernel.prepare_kernel, pointers, constants)
     assert made.metadata.shared <= SHARED_MEMORY[target]

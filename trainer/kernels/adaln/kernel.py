@@ -17,6 +17,7 @@ from megafold.trainer.kernels.layernorm.kernel import (
     standardised,
     store_rows,
 )
+from megafold.trainer.kernels.products import add_kept
 
 
 @triton.jit
@@ -28,17 +29,6 @@ def _load(base, rows, stride, present, C: tl.constexpr, CP: tl.constexpr):
         kept = kept & (c[None, :] < C)
     pointers = base + (rows.to(tl.int64) * stride)[:, None] + c[None, :]
     return tl.load(pointers, mask=kept, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _add(total, lost, value):
-    """``total`` + ``value``, and what rounding takes from it, to be put right by the next (Kahan's sum).
-
-    Copies are many, and one after the other they would round more than eager's sum, which is a tree.
-    """
-    put_right = value - lost
-    result = total + put_right
-    return result, (result - total) - put_right
 
 
 @triton.jit(do_not_specialize=["M", "R", "INNER"])
@@ -79,8 +69,9 @@ def backward_kernel(
         grad = _load(dout, at, C, present, C, CP)
         standard, inverse = standardised(_load(a, at, a_row, present, C, CP), C, CP, EPS)
         if CONDITIONING:
-            gate_sum, gate_lost = _add(gate_sum, gate_lost, grad * standard)
-            shift_sum, shift_lost = _add(shift_sum, shift_lost, grad)
+            # Copies are many, and one after the other they would round more than eager's sum, a tree.
+            gate_sum, gate_lost = add_kept(gate_sum, gate_lost, grad * standard)
+            shift_sum, shift_lost = add_kept(shift_sum, shift_lost, grad)
         if INPUT:
             grad = grad * gate
             mean = row_mean(grad, C)[:, None]

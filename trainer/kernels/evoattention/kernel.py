@@ -21,7 +21,7 @@ offsets within a tile are 32-bit.
 import triton
 import triton.language as tl
 
-from megafold.trainer.kernels.products import product_t
+from megafold.trainer.kernels.products import add_product, product_t
 
 LOG2E = tl.constexpr(1.4426950408889634)
 #: What float32 leaves of it.
@@ -97,8 +97,8 @@ def _fill(line, first, end, value, BQ: tl.constexpr):
 def prepare_kernel(
     bias, mask, prepared, transposed, dbias, masked, BH, H, NI, NJ, IP, JP, MR,
     stride_b, stride_h, stride_i, stride_j, m_b, m_r, m_j,
-    SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, PREPARED: tl.constexpr,
-    PLAIN: tl.constexpr, TRANSPOSED: tl.constexpr, ZEROS: tl.constexpr,
+    SCALE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, MASK_ROWS: tl.constexpr,
+    PREPARED: tl.constexpr, PLAIN: tl.constexpr, TRANSPOSED: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
     """All that the others read in a form of their own; first programs for the bias, then for the mask.
 
@@ -140,10 +140,10 @@ def prepare_kernel(
             nothing = tl.zeros([BLOCK, BLOCK], tl.float32)
             tl.store(dbias + head * NI * JP + (i * JP + j), nothing, mask=(i < NI) & (j < JP))
     else:
-        tile, blocks_r = pid - BH * blocks_i * blocks_j, tl.cdiv(MR, BLOCK)
-        first_r, batch = (tile // blocks_j % blocks_r) * BLOCK, (tile // blocks_j // blocks_r).to(tl.int64)
-        first_j = (tile % blocks_j) * BLOCK
-        row, key = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+        tile, blocks_r = pid - BH * blocks_i * blocks_j, tl.cdiv(MR, MASK_ROWS)
+        first_j, rest = (tile % blocks_j) * BLOCK, tile // blocks_j
+        first_r, batch = (rest % blocks_r) * MASK_ROWS, (rest // blocks_r).to(tl.int64)
+        row, key = tl.arange(0, MASK_ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
         held = mask + batch * m_b + tl.cast(first_r, tl.int64) * m_r + tl.cast(first_j, tl.int64) * m_j
         there = row < MR - first_r
         held = tl.load(held + (row * m_r + key * m_j), mask=there & (key < NJ - first_j), other=0) != 0
@@ -204,7 +204,7 @@ def forward_kernel(
             p = _power(s - top[:, None], WIDE)
             fade = _power(old_tops[n] - top, WIDE)
             totals += (old_totals[n] * fade + tl.sum(p, 1),)
-            accs += (tl.dot(p.to(vt.dtype), vt, old_accs[n] * fade[:, None], input_precision=PRECISION),)
+            accs += (add_product(old_accs[n] * fade[:, None], p.to(vt.dtype), vt, PRECISION),)
             tops += (top,)
     for n in tl.static_range(ROWS):
         r = (first_r + n).to(tl.int64)
@@ -304,7 +304,7 @@ def query_gradient_kernel(
                 line = delta + ((b * R + r) * H + h) * IP + first_i + i
                 tl.store(line, correction, mask=first_i + i < tl.where(NJ <= BK, NI, 0))
             ds = p * (dp - correction[:, None])
-            accs += (tl.dot(ds.to(kt.dtype), kt, old_accs[n], input_precision=PRECISION),)
+            accs += (add_product(old_accs[n], ds.to(kt.dtype), kt, PRECISION),)
             if BIAS_GRADIENT:
                 db_tile += ds
         if BIAS_GRADIENT:
@@ -369,9 +369,9 @@ def key_gradient_kernel(
             if HAS_BIAS:
                 s += b_tile
             p = _weights(s, logs, WIDE, 1)
-            dvs += (tl.dot(p.to(gt.dtype), gt, old_dvs[n], input_precision=PRECISION),)
+            dvs += (add_product(old_dvs[n], p.to(gt.dtype), gt, PRECISION),)
             ds = p * (product_t(values[n], gt, PRECISION) - correction[None, :])
-            dks += (tl.dot(ds.to(qt.dtype), qt, old_dks[n], input_precision=PRECISION),)
+            dks += (add_product(old_dks[n], ds.to(qt.dtype), qt, PRECISION),)
     for n in tl.static_range(ROWS):
         r = (first_r + n).to(tl.int64)
         inside = first_j + j < tl.where(r < R, NJ, 0)

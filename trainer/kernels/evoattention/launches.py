@@ -17,8 +17,9 @@ UNIT: Final = {torch.bfloat16: LOG2E, torch.float16: LOG2E, torch.float32: 1.0}
 LIMIT: Final = {torch.bfloat16: 0.0, torch.float16: 6e4, torch.float32: 0.0}
 #: Rows of bias and mask are padded to a multiple of the widest tile, so that no tile reads beyond its row.
 _PAD: Final = 128
-#: The tile in which the bias is prepared.
+#: The tile in which the bias is prepared, and the rows of the mask's, which is read byte by byte.
 _BLOCK: Final = 64
+_MASK_ROWS: Final = 16
 #: Programs that fill the largest GPU a few times over; the bias gradient splits its rows to have as many.
 _ENOUGH_PROGRAMS: Final = 1024
 
@@ -137,9 +138,10 @@ def _plan_prepare(
     ip, jp = padded(i), padded(j)
     return Launch(
         kernel.prepare_kernel,
-        (b * h * blocks(ip, _BLOCK) + m_shape[0] * blocks(m_shape[1], _BLOCK)) * blocks(jp, _BLOCK),
+        (b * h * blocks(ip, _BLOCK) + m_shape[0] * blocks(m_shape[1], _MASK_ROWS)) * blocks(jp, _BLOCK),
         (b * h, max(h, 1), i, j, ip, jp, m_shape[1], *b_strides, *m_strides),
-        {"SCALE": UNIT[dtype], "LIMIT": LIMIT[dtype], "BLOCK": _BLOCK, "PREPARED": wanted.again,
+        {"SCALE": UNIT[dtype], "LIMIT": LIMIT[dtype], "BLOCK": _BLOCK, "MASK_ROWS": _MASK_ROWS,
+         "PREPARED": wanted.again,
          "PLAIN": wanted.plain, "TRANSPOSED": wanted.transposed, "ZEROS": wanted.zeros},
         {},
     )  # fmt: skip

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from megafold.trainer.kernels.layernorm.kernel import row_mean, standardised
-from megafold.trainer.kernels.products import add_product, product_t
+from megafold.trainer.kernels.products import add_kept, add_product, add_product_kept, product_t
 
 #: Numbers that differ from length to length: nothing is compiled anew for one. Strides are multiples of C.
 _SIZES = ["R", "N"]
@@ -90,6 +90,21 @@ def project_kernel(
             tl.store(line[None, :] + (n + beyond)[:, None], nothing, mask=(head < H)[None, :])
 
 
+@triton.jit
+def _add_to(sums, losses, rows, earlier, known, KEPT: tl.constexpr):
+    """Add the sum of ``rows`` to what is at ``sums``, if there are ``earlier`` ones; KEPT: and keep account.
+
+    All warps read before the sum, for which they wait for each other, and so before one of them writes.
+    """
+    total = tl.load(sums, mask=earlier, other=0.0)
+    if KEPT:
+        total, lost = add_kept(total, tl.load(losses, mask=earlier, other=0.0), tl.sum(rows, 0))
+        tl.store(losses, lost, mask=known)
+    else:
+        total += tl.sum(rows, 0)
+    tl.store(sums, total, mask=known)
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def input_gradient_kernel(
     dprojected, dbias, dout, z, norm_weight, norm_bias, weight, dz, parts, B, R, N, JP,
@@ -102,7 +117,8 @@ def input_gradient_kernel(
 
     Strides: ``w_*`` of dz, ``g_*`` of dout. parts: [programs, HP + 2, C] float32: the bias layer's weight,
     the norm's weight, its offset; the caller adds the programs' in their order. The norm's are added up in
-    the cache: a number a thread, where in registers every thread would hold what its rows share.
+    the cache: a number a thread, where in registers every thread would hold what its rows share. In float32
+    what rounding takes from them stands where the bias layer's go last.
     """
     HD: tl.constexpr = H * D
     dtype = weight.dtype.element_ty
@@ -111,35 +127,37 @@ def input_gradient_kernel(
     known = c < C
     w_bias = tl.load(weight + (4 * HD + head)[:, None] * C + c[None, :], mask=known[None, :], other=0.0)
     dw = tl.zeros([HP, CP], tl.float32)
+    dw_lost = tl.zeros([HP, CP], tl.float32)
     own = parts + tl.program_id(0).to(tl.int64) * ((HP + 2) * C)
     sums = own + HP * C + c
     for tile in range(tl.program_id(0), B * R * tiles, tl.num_programs(0)):
         first, row = (tile % tiles) * BM, tile // tiles
         b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
         start = tl.cast(first, tl.int64)
-        inside = n < N - first
-        there = inside[:, None] & known[None, :]
+        inside = (n < N - first)[:, None]
+        # The last position stands for those beyond it, until ``dn`` is known: masks would fill registers.
+        held = tl.minimum(n, N - 1 - first)[:, None]
         line = dbias + ((b * H + head.to(tl.int64)) * R + r) * JP + first
         # With the padding, for wide reads.
         db = tl.load(
             line[None, :] + n[:, None], mask=(n < JP - first)[:, None] & (head < H)[None, :], other=0.0
         )
-        db = tl.where(inside[:, None], db, 0.0).to(dtype)
+        db = tl.where(inside, db, 0.0).to(dtype)
         dn = tl.dot(db, w_bias, input_precision=PRECISION)
-        source = dprojected + (b * R + r) * (N * HD) + start * D + n[:, None] * D
+        source = dprojected + (b * R + r) * (N * HD) + start * D + held * D
         for from_column in range(0, 4 * HD, BN):
             column = from_column + tl.arange(0, BN)
             within = column % HD
             place = (column // HD).to(tl.int64) * part + (within // D).to(tl.int64) * (N * D) + within % D
             real = column < 4 * HD
-            d = tl.load(source + place[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+            d = tl.load(source + place[None, :], mask=real[None, :], other=0.0)
             w = tl.load(
                 weight + column[:, None] * C + c[None, :], mask=real[:, None] & known[None, :], other=0.0
             )
             dn = add_product(dn, d, w, PRECISION)
-        x = tl.load(
-            z + b * z_b + r * z_r + start * z_n + (n[:, None] * z_n + c[None, :]), mask=there, other=0.0
-        )
+        dn = tl.where(inside, dn, 0.0)
+        source = z + b * z_b + r * z_r + start * z_n + (held * z_n + c[None, :])
+        x = tl.load(source, mask=known[None, :], other=0.0)
         # A product with zeros brings the rows to where the matrix units leave ``dn``.
         x = tl.dot(tl.zeros([BM, 16], dtype), tl.zeros([16, CP], dtype), x.to(tl.float32))
         standard, inverse = standardised(x, C, CP, EPS)
@@ -147,20 +165,18 @@ def input_gradient_kernel(
         scale = tl.load(norm_weight + c, mask=known, other=0.0).to(tl.float32)
         shift = tl.load(norm_bias + c, mask=known, other=0.0).to(tl.float32)
         normed = (standard * scale[None, :] + shift[None, :]).to(dtype)
-        dw = add_product(dw, tl.trans(db), normed, PRECISION)
+        dw, dw_lost = add_product_kept(dw, dw_lost, tl.trans(db), normed, PRECISION)
         earlier = c < tl.where(tile < tl.num_programs(0), 0, C)
-        dscale = tl.load(sums, mask=earlier, other=0.0) + tl.sum(dn * standard, 0)
-        dshift = tl.load(sums + C, mask=earlier, other=0.0) + tl.sum(dn, 0)
-        tl.store(sums, dscale, mask=known)
-        tl.store(sums + C, dshift, mask=known)
+        _add_to(sums, own + c, dn * standard, earlier, known, dtype == tl.float32)
+        _add_to(sums + C, own + C + c, dn, earlier, known, dtype == tl.float32)
         ds = dn * scale[None, :]
         dx = ds - row_mean(ds, C)[:, None] - standard * row_mean(ds * standard, C)[:, None]
         dx *= inverse
         if HAS_RESIDUAL:
-            grad = dout + b * g_b + r * g_r + start * g_n + (n[:, None] * g_n + c[None, :])
-            dx += tl.load(grad, mask=there, other=0.0).to(tl.float32)
+            grad = dout + b * g_b + r * g_r + start * g_n + (held * g_n + c[None, :])
+            dx += tl.load(grad, mask=known[None, :], other=0.0).to(tl.float32)
         target = dz + b * w_b + r * w_r + start * w_n + (n[:, None] * w_n + c[None, :])
-        tl.store(target, dx.to(dz.dtype.element_ty), mask=there)
+        tl.store(target, dx.to(dz.dtype.element_ty), mask=inside & known[None, :])
     tl.store(own + head[:, None] * C + c[None, :], dw, mask=known[None, :])
 
 
@@ -187,6 +203,7 @@ def weight_gradient_kernel(
     within = column % HD
     place = (column // HD).to(tl.int64) * part + (within // D).to(tl.int64) * (N * D) + within % D
     dw = tl.zeros([BN, CP], tl.float32)
+    dw_lost = tl.zeros([BN, CP], tl.float32)
     for tile in range(split, B * R * tiles, splits):
         first, row = (tile % tiles) * BM, tile // tiles
         b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
@@ -198,7 +215,7 @@ def weight_gradient_kernel(
         normed = (standard * scale[None, :] + shift[None, :]).to(dprojected.dtype.element_ty)
         line = dprojected + (b * R + r) * (N * HD) + start * D + n[:, None] * D
         d = tl.load(line + place[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-        dw = add_product(dw, tl.trans(d), normed, PRECISION)
+        dw, dw_lost = add_product_kept(dw, dw_lost, tl.trans(d), normed, PRECISION)
     target = parts + (split.to(tl.int64) * (4 * HD) + column[:, None]) * C + c[None, :]
     tl.store(target, dw, mask=real[:, None] & known[None, :])
 
@@ -225,7 +242,7 @@ def sum_kernel(
 def _sum_parts(parts, out, block, count, number, BLOCK: tl.constexpr, STEP: tl.constexpr):
     at = block * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([STEP, BLOCK], tl.float32)
-    for begin in range(0, number, STEP):
+    for begin in tl.range(0, number, STEP, loop_unroll_factor=2):
         part = begin + tl.arange(0, STEP)
         place = parts + part.to(tl.int64)[:, None] * count + at[None, :]
         total += tl.load(place, mask=(part < number)[:, None] & (at < count)[None, :], other=0.0)
