@@ -259,6 +259,33 @@ def test_smooth_lddt_chunks_do_not_matter():
     torch.testing.assert_close(gradients[0], gradients[2])
 
 
+def test_smooth_lddt_has_the_gradient_of_its_value():
+    """Nucleotides, whose radius is another, atoms without truth, and two that coincide."""
+    batch = with_nucleotides(random_batch(6, 7))
+    mask, coords = resolved_atoms(batch), batch["coords"].double()
+    nucleotide = torch.gather(batch["is_rna"], 1, batch["atom_to_token"].long())
+    assert 0 < (nucleotide & mask).sum() < mask.sum()
+    noise = torch.randn((1, 2, *coords.shape[1:]), generator=torch.Generator().manual_seed(0))
+    predicted = coords[:, None] + noise.double()
+    torch.autograd.gradcheck(
+        lambda x: smooth_lddt_loss(x, coords, mask, nucleotide), predicted.clone().requires_grad_()
+    )
+    first, second = mask[0].nonzero()[:2, 0].tolist()
+    predicted[0, 0, second] = predicted[0, 0, first]
+    predicted.requires_grad_()
+    smooth_lddt_loss(predicted, coords, mask, nucleotide).sum().backward()
+    found = gradient(predicted)
+    assert found.isfinite().all()
+    # What pulls the two atoms apart pulls neither way.
+    moved = predicted.detach().clone()
+    moved[0, 0, [first, second]] += 1e-6 * torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    change = smooth_lddt_loss(moved, coords, mask, nucleotide) - smooth_lddt_loss(
+        predicted.detach(), coords, mask, nucleotide
+    )
+    expected = (found[0, 0, first] + found[0, 0, second]) @ torch.tensor([1e-6, -2e-6, 5e-7]).double()
+    torch.testing.assert_close(change[0, 0], expected, rtol=1e-4, atol=0)
+
+
 def test_distogram_bins_by_hand():
     distance = torch.tensor([0.0, 2.3124, 2.3126, 12.1, 21.6874, 21.6876, 500.0])
     assert distogram_bins(distance).tolist() == [0, 0, 1, 32, 62, 63, 63]
