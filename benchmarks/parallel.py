@@ -379,7 +379,7 @@ def bandwidths(setting: Setting, repeats: int) -> dict[str, dict[str, float]]:
 
 
 def say(text: str) -> None:
-    if dist.get_rank() == 0:
+    if not dist.is_initialized() or dist.get_rank() == 0:
         print(text, flush=True)
 
 

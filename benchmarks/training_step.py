@@ -29,7 +29,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from parallel import device_name, kernels_of, synchronize, union
+from parallel import device_name, kernels_of, say_longest, synchronize, union
 from steps import Steps, network, sample, shallow
 from torch import Tensor
 
@@ -75,7 +75,7 @@ class Setting:
         return Trainer(model, self.training, Feed(batches=[]), folder)
 
 
-def measure(setting: Setting, n: int, repeats: int, folder: Path) -> Row:
+def measure(setting: Setting, n: int, repeats: int, longest: int, folder: Path) -> Row:
     gc.collect()
     on_gpu = setting.training.device.startswith("cuda")
     if on_gpu:
@@ -118,6 +118,8 @@ def measure(setting: Setting, n: int, repeats: int, folder: Path) -> Row:
     spans = union([(event.time_range.start, event.time_range.end) for event in kernels])
     busy = sum(stop - start for start, stop in spans) / 1e3
     print(f"        {len(kernels)} kernels; the GPU is busy for {busy:.0f} ms", flush=True)
+    if longest:
+        say_longest(kernels, longest)
     return replace(row, kernels=len(kernels), busy_ms=busy)
 
 
@@ -198,7 +200,8 @@ def main() -> None:
         rows = []
         for n, backend, graphs in product(arguments.lengths, arguments.backends, arguments.graphs):
             training = replace(setting.training, backend=backend, cuda_graphs=graphs)
-            rows.append(measure(replace(setting, training=training), n, arguments.steps, folder))
+            now = replace(setting, training=training)
+            rows.append(measure(now, n, arguments.steps, arguments.longest, folder))
     if arguments.json:
         about = {"device": device_name(device), "torch": torch.__version__, "preset": arguments.preset}
         arguments.json.write_text(
@@ -220,6 +223,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--cycles", type=int, default=1)
     parser.add_argument("--rollout", type=int, default=20)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--longest", type=int, default=0, help="print so many kernels that take longest")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
