@@ -115,6 +115,14 @@ def test_errors_against_float64_stay_near_those_of_eager(shape, outgoing, dtype)
     assert_as_exact_as_eager(make_case(shape, dtype, outgoing=outgoing))
 
 
+@pytest.mark.parametrize("n", [7, 16])
+def test_tiles_that_are_dealt(n):
+    """Both widths multiples of 32, in 2 bytes; with padding and without."""
+    case = make_case((1, n, 64, 32), HALF, outgoing=n == 7)
+    keep = (torch.rand(1, 1, n, 64, device=DEVICE) > 0.25).to(HALF) / 0.75
+    assert_as_exact_as_eager(case, keep=keep, residual=True)
+
+
 @needs_gpu  # it takes the interpreter minutes
 @pytest.mark.parametrize("n", [1, 2, 31, 64, 77, 128, 200, 299])
 @pytest.mark.parametrize("channels", [(128, 128), (64, 128), (64, 64), (32, 32)])

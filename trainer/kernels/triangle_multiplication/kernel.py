@@ -20,6 +20,11 @@ S = Σ_r g_r, where g is the gradient of the product and ẑ the standardised ro
 W_ck H_ck and db_k = Σ_c W_ck S_c. So the gradients of the norm cost no pass over the positions. H and S are
 summed by as many programs as run at a time, each its own part, and the parts in a fixed order: no atomics.
 
+Of 2 bytes, tiles of results whose columns are dealt go to memory and back without shared memory
+(``dealing``): a and b with the positions of a block dealt, everything else with the channels of a block of
+32, as which the matrices' rows are read. ``closing`` is there a second time with its columns dealt, for the
+standardised x that has come from registers.
+
 A tile's base is a 64-bit pointer, for the pair tensor of 3 000 tokens has more elements than 32 bits count;
 offsets within a tile are 32-bit, but for those of channels, which are R apart.
 """
@@ -28,6 +33,14 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from megafold.trainer.kernels.dealing import (
+    dealt,
+    gathered,
+    gathered_columns,
+    gathered_rows,
+    pinned,
+    scattered,
+)
 from megafold.trainer.kernels.layernorm.kernel import inverse_root
 from megafold.trainer.kernels.products import add_product, product_t
 
@@ -59,10 +72,10 @@ def _shifted(product, shift):
 
 
 @triton.jit
-def _positions(first, N, NP, R, ROWS: tl.constexpr, EVEN: tl.constexpr):
+def _positions(first, N, NP, R, local, EVEN: tl.constexpr):
     """Of the block's positions: their row in [B·N·N], and whether they are there and not padding."""
     # 32-bit divisions: R has no more bits, only what it is multiplied by.
-    r = first.to(tl.int32) + tl.arange(0, ROWS)
+    r = first.to(tl.int32) + local
     if EVEN:
         row = r
         present = r >= 0
@@ -75,10 +88,9 @@ def _positions(first, N, NP, R, ROWS: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(base, first, row, present, channels, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+def _load_rows(base, first, local, row, present, channels, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     """[ROWS, channels] of a tensor [B·N·N, WIDTH]; 0 where nothing is present."""
     if EVEN:
-        local = tl.arange(0, row.shape[0])
         tile = tl.load((base + first * WIDTH) + (local[:, None] * WIDTH + channels[None, :]))
     else:
         tile = tl.load(base + row[:, None] * WIDTH + channels[None, :], mask=present[:, None], other=0.0)
@@ -86,11 +98,10 @@ def _load_rows(base, first, row, present, channels, WIDTH: tl.constexpr, EVEN: t
 
 
 @triton.jit
-def _store_rows(base, value, first, row, present, channels, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+def _store_rows(base, value, first, local, row, present, channels, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     """As :func:`_load_rows`."""
     value = value.to(base.dtype.element_ty)
     if EVEN:
-        local = tl.arange(0, row.shape[0])
         tl.store((base + first * WIDTH) + (local[:, None] * WIDTH + channels[None, :]), value)
     else:
         tl.store(base + row[:, None] * WIDTH + channels[None, :], value, mask=present[:, None])
@@ -98,7 +109,7 @@ def _store_rows(base, value, first, row, present, channels, WIDTH: tl.constexpr,
 
 @triton.jit
 def _load_keep(
-    keep, first, row, channels, N, WIDTH: tl.constexpr, DROPPED: tl.constexpr, WHOLE: tl.constexpr
+    keep, first, local, row, channels, N, WIDTH: tl.constexpr, DROPPED: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
     """Dropout's factors [rows, channels], which (b, i, j) share along axis DROPPED: 1 (i) or 2 (j).
 
@@ -107,7 +118,6 @@ def _load_keep(
     if WHOLE:
         line = first // N
         if DROPPED == 1:
-            local = tl.arange(0, row.shape[0])
             start = keep + (line // N * N + first % N) * WIDTH
             tile = tl.load(start + (local[:, None] * WIDTH + channels[None, :]))
         else:
@@ -121,24 +131,27 @@ def _load_keep(
 
 
 @triton.jit
-def _load_positions(base, first, channels, R, WIDTH: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr):
-    """[ROWS, channels] of a tensor [R, WIDTH]."""
+def _load_positions(
+    base, first, channels, R, WIDTH: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
+    AGAIN: tl.constexpr = False,
+):  # fmt: skip
+    """[ROWS, channels] of a tensor [R, WIDTH]; AGAIN: for the last time."""
+    POLICY: tl.constexpr = "evict_first" if AGAIN else ""
     local = tl.arange(0, ROWS)
     pointers = (base + first * WIDTH) + (local[:, None] * WIDTH + channels[None, :])
     if EVEN:
-        tile = tl.load(pointers)
+        tile = tl.load(pointers, eviction_policy=POLICY)
     else:
-        tile = tl.load(pointers, mask=(local < R - first)[:, None], other=0.0)
+        tile = tl.load(pointers, mask=(local < R - first)[:, None], other=0.0, eviction_policy=POLICY)
     return tile
 
 
 @triton.jit
 def _store_positions(
-    base, value, first, channels, R, WIDTH: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr
+    base, value, first, local, channels, R, WIDTH: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
     """As :func:`_load_positions`."""
     value = value.to(base.dtype.element_ty)
-    local = tl.arange(0, ROWS)
     pointers = (base + first * WIDTH) + (local[:, None] * WIDTH + channels[None, :])
     if EVEN:
         tl.store(pointers, value)
@@ -171,6 +184,37 @@ def _store_channels(base, value, first, channels, R, ROWS: tl.constexpr, EVEN: t
 
 
 @triton.jit
+def _store_dealt_positions(
+    base, value, first, R, WIDTH: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """``value`` [ROWS, WIDTH], its columns dealt, to [R, WIDTH]."""
+    GROUPS: tl.constexpr = WIDTH // 32
+    value = gathered(value.to(base.dtype.element_ty))
+    local = gathered_rows(ROWS, GROUPS)
+    pointers = (base + first * WIDTH) + ((local * WIDTH)[:, None] + gathered_columns(ROWS, WIDTH))
+    if EVEN:
+        tl.store(pointers, value)
+    else:
+        tl.store(pointers, value, mask=(local < R - first)[:, None])
+
+
+@triton.jit
+def _store_dealt_channels(base, value, first, start, R, EVEN: tl.constexpr):
+    """``value`` [channels, positions], these dealt, to [channels, R] from channel ``start`` on."""
+    BLOCK: tl.constexpr = value.shape[0]
+    GROUPS: tl.constexpr = value.shape[1] // 32
+    value = tl.reshape(value.to(base.dtype.element_ty), [BLOCK, GROUPS, 4, 4, 2])
+    value = tl.reshape(tl.permute(value, (1, 0, 3, 2, 4)), [GROUPS * BLOCK, 32])
+    m, n = tl.arange(0, GROUPS * BLOCK), tl.arange(0, 32)
+    local = (m // BLOCK * 32)[:, None] + n[None, :]
+    pointers = (base + first) + ((start + m % BLOCK).to(tl.int64)[:, None] * R + local)
+    if EVEN:
+        tl.store(pointers, value)
+    else:
+        tl.store(pointers, value, mask=local < R - first)
+
+
+@triton.jit
 def _load_factors(factors, first, R, ROWS: tl.constexpr, EVEN: tl.constexpr):
     """Those of a block's positions, of [R]."""
     local = tl.arange(0, ROWS)
@@ -198,15 +242,41 @@ def _join_rows(value, gate, BLOCK: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _prepare(matrix, norm_weight, norm_bias, out, offsets, source, target, factor, WIDTH: tl.constexpr):
-    """RUN rows of a matrix behind a norm, as the module says; ``factor``: of the gates."""
+def _split_columns(both, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """[ROWS, 2·BLOCK] in the order of ``packed`` → projection's and gate's [ROWS, BLOCK]."""
+    runs = tl.permute(tl.reshape(both, [ROWS, BLOCK // RUN, 2, RUN]), (0, 1, 3, 2))
+    value, gate = tl.split(runs)
+    return tl.reshape(value, [ROWS, BLOCK]), tl.reshape(gate, [ROWS, BLOCK])
+
+
+@triton.jit
+def _join_columns(value, gate, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """The opposite of :func:`_split_columns`."""
+    value = tl.reshape(value, [ROWS, BLOCK // RUN, RUN])
+    gate = tl.reshape(gate, [ROWS, BLOCK // RUN, RUN])
+    return tl.reshape(tl.permute(tl.join(value, gate), (0, 1, 3, 2)), [ROWS, 2 * BLOCK])
+
+
+@triton.jit
+def _prepare(
+    matrix, norm_weight, norm_bias, out, offsets, source, target, factor, WIDTH: tl.constexpr,
+    DEALT: tl.constexpr = 0,
+):  # fmt: skip
+    """RUN rows of a matrix behind a norm, as the module says; ``factor``: of the gates.
+
+    DEALT: elements from ``out`` to where they are once more, with columns dealt; 0: they are not.
+    """
     c, k = tl.arange(0, RUN), tl.arange(0, WIDTH)
     tile = tl.load(matrix + (source + c)[:, None] * WIDTH + k[None, :]).to(tl.float32) * factor
     shift = tl.load(norm_bias + k).to(tl.float32)
     tl.store(offsets + target + c, tl.sum(tile * shift[None, :], 1))
     tile *= tl.load(norm_weight + k).to(tl.float32)[None, :]
     tile -= (tl.sum(tile, 1) / WIDTH)[:, None]
-    tl.store(out + (target + c)[:, None] * WIDTH + k[None, :], tile.to(out.dtype.element_ty))
+    tile = tile.to(out.dtype.element_ty)
+    tl.store(out + (target + c)[:, None] * WIDTH + k[None, :], tile)
+    if DEALT > 0:
+        # Dealing twice changes nothing: the place of column k is what is at place k.
+        tl.store(out + DEALT + (target + c)[:, None] * WIDTH + dealt(k, WIDTH % 32 == 0)[None, :], tile)
 
 
 @triton.jit
@@ -216,8 +286,8 @@ def prepare_kernel(
 ):  # fmt: skip
     """One run of 8 rows of the matrices.
 
-    packed: [4·C + Z, Z], runs of projection and gate in turn, then output_gate; closing: [Z, C], of output;
-    offsets: [4·C + 2·Z] float32, of both.
+    packed: [4·C + Z, Z], runs of projection and gate in turn, then output_gate; closing: [2, Z, C], of
+    output, the second with its columns dealt; offsets: [4·C + 2·Z] float32, of both.
     """
     run = tl.program_id(0)
     RUNS: tl.constexpr = 2 * C // RUN
@@ -231,7 +301,7 @@ def prepare_kernel(
         _prepare(output_gate, in_weight, in_bias, packed, offsets, source, run * RUN, -LOG2E, Z)
     else:
         source = (run - 2 * RUNS) * RUN - Z
-        _prepare(output, out_weight, out_bias, closing, offsets + 4 * C + Z, source, source, 1.0, C)
+        _prepare(output, out_weight, out_bias, closing, offsets + 4 * C + Z, source, source, 1.0, C, Z * C)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -242,9 +312,10 @@ def project_kernel(
     """z of one block standardised, and from it a and b, 2·C = C2 channels, BLOCK at a time."""
     R = Q * 64
     first = tl.program_id(0).to(tl.int64) * ROWS
-    k, local = tl.arange(0, Z), tl.arange(0, ROWS)
-    row, present = _positions(first, N, NP, R, ROWS, EVEN)
-    tile = _load_rows(z, first, row, present, k, Z, EVEN).to(tl.float32)
+    DEAL: tl.constexpr = ROWS % 32 == 0 and ab.dtype.element_ty.primitive_bitwidth == 16
+    k, local = tl.arange(0, Z), dealt(tl.arange(0, ROWS), DEAL)
+    row, present = _positions(first, N, NP, R, local, EVEN)
+    tile = _load_rows(z, first, local, row, present, k, Z, EVEN).to(tl.float32)
     tile -= (tl.sum(tile, 1) / Z)[:, None]
     scale = inverse_root(tl.sum(tile * tile, 1) / Z + eps)
     narrow = (tile * scale[:, None]).to(standard.dtype.element_ty)
@@ -255,7 +326,7 @@ def project_kernel(
     tl.store(factors + first + local, scale, mask=local < R - first)
     # The backward reads 4 bytes at a time ahead of their use, which it cannot do with bytes of a mask.
     tl.store(factors + 2 * R + first + local, held.to(tl.float32), mask=local < R - first)
-    _store_positions(standard, narrow, first, k, R, Z, ROWS, EVEN)
+    _store_positions(standard, narrow, first, local, k, R, Z, EVEN)
     normal_t = tl.trans(narrow)
     for start in range(0, C2, BLOCK):
         m = 2 * start + tl.arange(0, 2 * BLOCK)
@@ -268,7 +339,10 @@ def project_kernel(
         both = _shifted(both, shift[:, None])
         value, gate = _split_rows(both, BLOCK, ROWS)
         value = tl.where(held[None, :], _open(gate) * value, 0.0)
-        _store_channels(ab, value, first, start + tl.arange(0, BLOCK), R, ROWS, EVEN)
+        if DEAL:
+            _store_dealt_channels(ab, value, first, start, R, EVEN)
+        else:
+            _store_channels(ab, value, first, start + tl.arange(0, BLOCK), R, ROWS, EVEN)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -284,34 +358,44 @@ def output_kernel(
     """
     R = Q * 64
     first = tl.program_id(0).to(tl.int64) * ROWS
+    dtype = x.dtype.element_ty
     k, c, local = tl.arange(0, Z), tl.arange(0, C), tl.arange(0, ROWS)
-    row, present = _positions(first, N, NP, R, ROWS, EVEN)
+    DEAL: tl.constexpr = BLOCK == 32 and C % 32 == 0 and dtype.primitive_bitwidth == 16
     normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
-    tile = _load_channels(x, first, c, R, ROWS, EVEN).to(tl.float32)
-    tile -= (tl.sum(tile, 0) / C)[None, :]
-    scale = inverse_root(tl.sum(tile * tile, 0) / C + eps)
-    narrow = tl.trans((tile * scale[None, :]).to(x.dtype.element_ty))
+    tile = tl.trans(_load_channels(x, first, dealt(c, DEAL), R, ROWS, EVEN)).to(tl.float32)
+    if DEAL:
+        tile = pinned(tile, dtype)
+    tile -= (tl.sum(tile, 1) / C)[:, None]
+    scale = inverse_root(tl.sum(tile * tile, 1) / C + eps)
+    narrow = (tile * scale[:, None]).to(dtype)
     if KEEP:
         tl.store(factors + R + first + local, scale, mask=local < R - first)
-        _store_positions(summed, narrow, first, c, R, C, ROWS, EVEN)
+        if DEAL:
+            _store_dealt_positions(summed, narrow, first, R, C, ROWS, EVEN)
+        else:
+            _store_positions(summed, narrow, first, local, c, R, C, EVEN)
+    if DEAL:
+        closing += Z * C
+    local = gathered_rows(ROWS, 1, DEAL)
+    row, present = _positions(first, N, NP, R, local, EVEN)
     for start in range(0, Z, BLOCK):
-        n = start + tl.arange(0, BLOCK)
+        n, channels = start + dealt(tl.arange(0, BLOCK), DEAL), start + tl.arange(0, BLOCK)
         gate = tl.load(gate_matrix + n[:, None] * Z + k[None, :])
         value = tl.load(closing + n[:, None] * C + c[None, :])
         gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
         # Before the products, which take as long as these loads.
         if DROPPED > 0:
-            kept = _load_keep(keep, first, row, n, N, Z, DROPPED, WHOLE)
+            kept = _load_keep(keep, first, local, row, channels, N, Z, DROPPED, WHOLE)
         if RESIDUAL:
-            before = _load_rows(z, first, row, present, n, Z, EVEN)
+            before = _load_rows(z, first, local, row, present, channels, Z, EVEN)
         gate = _shifted(product_t(normal, gate, PRECISION), gate_shift[None, :])
         value = _shifted(product_t(narrow, value, PRECISION), shift[None, :])
-        result = _open(gate) * value
+        result = gathered(_open(gate) * value, DEAL)
         if DROPPED > 0:
             result *= kept.to(tl.float32)
         if RESIDUAL:
             result += before.to(tl.float32)
-        _store_rows(out, result, first, row, present, n, Z, EVEN)
+        _store_rows(out, result, first, local, row, present, channels, Z, EVEN)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -325,28 +409,32 @@ def output_gradient_kernel(
     dtype = summed.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
     k, c = tl.arange(0, Z), tl.arange(0, C)
-    row, present = _positions(first, N, NP, R, ROWS, EVEN)
+    DEAL: tl.constexpr = BLOCK == 32 and dtype.primitive_bitwidth == 16
+    local = gathered_rows(ROWS, 1, DEAL)
+    row, present = _positions(first, N, NP, R, local, EVEN)
     normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
     tile = _load_positions(summed, first, c, R, C, ROWS, EVEN)
     dtile = tl.zeros([ROWS, C], tl.float32)
     for start in range(0, Z, BLOCK):
-        n = start + tl.arange(0, BLOCK)
+        n, channels = start + dealt(tl.arange(0, BLOCK), DEAL), start + tl.arange(0, BLOCK)
         opening = tl.load(gate_matrix + n[:, None] * Z + k[None, :])
         matrix = tl.load(closing + n[:, None] * C + c[None, :])
         gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
-        grad = _load_rows(dout, first, row, present, n, Z, EVEN).to(tl.float32)
+        grad = _load_rows(dout, first, local, row, present, channels, Z, EVEN).to(tl.float32)
         if DROPPED > 0:
-            kept = _load_keep(keep, first, row, n, N, Z, DROPPED, WHOLE)
+            kept = _load_keep(keep, first, local, row, channels, N, Z, DROPPED, WHOLE)
         gate = product_t(normal, opening, PRECISION)
         value = product_t(tile, matrix, PRECISION)
         gate = _open(_shifted(gate, gate_shift[None, :]))
         if DROPPED > 0:
             grad *= kept.to(tl.float32)
-        grad *= gate
+        grad = scattered(grad, ROWS, DEAL) * gate
         dtile = add_product(dtile, grad.to(dtype), matrix, PRECISION)
-        _store_positions(dproducts, grad, first, Z + n, R, 2 * Z, ROWS, EVEN)
+        opened = gathered(grad.to(dtype), DEAL)
+        _store_positions(dproducts, opened, first, local, Z + channels, R, 2 * Z, EVEN)
         grad *= _shifted(value, shift[None, :]) * (gate * LN2 - LN2)
-        _store_positions(dproducts, grad, first, n, R, 2 * Z, ROWS, EVEN)
+        grad = gathered(grad.to(dtype), DEAL)
+        _store_positions(dproducts, grad, first, local, channels, R, 2 * Z, EVEN)
     # Read again and not kept: the registers are wanted above, and the cache still has it.
     tile = _load_positions(summed, first, c, R, C, ROWS, EVEN).to(tl.float32)
     scale = _load_factors(factors + R, first, R, ROWS, EVEN)
@@ -368,39 +456,47 @@ def input_gradient_kernel(
     R = Q * 64
     dtype = dab.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
-    k = tl.arange(0, Z)
-    row, present = _positions(first, N, NP, R, ROWS, EVEN)
+    k, m, block = tl.arange(0, Z), tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
+    row, present = _positions(first, N, NP, R, tl.arange(0, ROWS), EVEN)
     normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
     held = _load_factors(factors + 2 * R, first, R, ROWS, EVEN)
     dnormal = tl.zeros([ROWS, Z], tl.float32)
+    ahead = _load_channels(dab, first, block, R, ROWS, EVEN)
     for start in range(0, C2, BLOCK):
-        c = start + tl.arange(0, BLOCK)
-        m = c + c // RUN * RUN
-        value_matrix = tl.load(packed + m[:, None] * Z + k[None, :])
-        gate_matrix = tl.load(packed + (m + RUN)[:, None] * Z + k[None, :])
-        shift, gate_shift = tl.load(offsets + m), tl.load(offsets + m + RUN)
-        value = product_t(normal, value_matrix, PRECISION)
-        gate = product_t(normal, gate_matrix, PRECISION)
-        value = _shifted(value, shift[None, :])
-        gate = _open(_shifted(gate, gate_shift[None, :]))
-        grad = tl.trans(_load_channels(dab, first, c, R, ROWS, EVEN)).to(tl.float32)
+        # 64-bit offsets: one address and constants, where each 32-bit offset takes two registers.
+        rows = (packed + 2 * start * Z) + (m[:, None].to(tl.int64) * Z + k[None, :])
+        matrix, shift = tl.load(rows), tl.load(offsets + 2 * start + m)
+        grad = tl.trans(ahead).to(tl.float32)
+        # The compiler does not read ahead what is no product's operand; the last reads the first again.
+        ahead = _load_channels(dab, first, (start + BLOCK + block) % C2, R, ROWS, EVEN)
+        both = _shifted(product_t(normal, matrix, PRECISION), shift[None, :])
+        value, gate = _split_columns(both, BLOCK, ROWS)
+        gate = _open(gate)
+        if dtype.primitive_bitwidth == 16:
+            grad = pinned(grad, dtype)
         grad *= gate * held[:, None]
-        dnormal = add_product(dnormal, grad.to(dtype), value_matrix, PRECISION)
-        grad *= value * (gate * LN2 - LN2)
-        dnormal = add_product(dnormal, grad.to(dtype), gate_matrix, PRECISION)
+        dgate = grad * value * (gate * LN2 - LN2)
+        if dtype.primitive_bitwidth == 16:
+            both = _join_columns(grad.to(dtype), dgate.to(dtype), BLOCK, ROWS)
+            dnormal = add_product(dnormal, both, matrix, PRECISION)
+        else:
+            value_matrix, gate_matrix = _split_rows(matrix, BLOCK, Z)
+            dnormal = add_product(dnormal, grad, value_matrix, PRECISION)
+            dnormal = add_product(dnormal, dgate, gate_matrix, PRECISION)
     for start in range(0, Z, GATE_BLOCK):
         c = start + tl.arange(0, GATE_BLOCK)
         matrix = tl.load(packed + (2 * C2 + c)[:, None] * Z + k[None, :])
         grad = _load_positions(dproducts, first, c, R, 2 * Z, ROWS, EVEN)
         dnormal = add_product(dnormal, grad, matrix, PRECISION)
-    # Read again and not kept: the registers are wanted above, and the cache still has it.
-    tile = _load_positions(standard, first, k, R, Z, ROWS, EVEN).to(tl.float32)
+    # Read again and not kept: the registers are wanted above, and the cache still has it. The policy tells
+    # the compiler that it is another load.
+    tile = _load_positions(standard, first, k, R, Z, ROWS, EVEN, True).to(tl.float32)
     scale = _load_factors(factors, first, R, ROWS, EVEN)
     slope = tl.sum(dnormal * tile, 1) / Z
     result = (dnormal - tile * slope[:, None]) * scale[:, None]
     if RESIDUAL:
-        result += _load_rows(dout, first, row, present, k, Z, EVEN).to(tl.float32)
-    _store_rows(dz, result, first, row, present, k, Z, EVEN)
+        result += _load_rows(dout, first, tl.arange(0, ROWS), row, present, k, Z, EVEN).to(tl.float32)
+    _store_rows(dz, result, first, tl.arange(0, ROWS), row, present, k, Z, EVEN)
 
 
 @triton.jit(do_not_specialize=_COUNTS)

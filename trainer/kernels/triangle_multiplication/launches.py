@@ -46,7 +46,7 @@ class Ending(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """The matrices as ``prepare_kernel`` leaves them: packed [4·C + Z, Z], closing [Z, C], offsets."""
+    """The matrices as ``prepare_kernel`` leaves them: packed [4·C + Z, Z], closing [2, Z, C], offsets."""
 
     packed: Tensor
     closing: Tensor
@@ -54,7 +54,7 @@ class Prepared(NamedTuple):
 
     def of_output(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """output_gate's matrix, output's, and their offsets."""
-        c_z, c = self.closing.shape
+        _, c_z, c = self.closing.shape
         return self.packed[4 * c :], self.closing, self.offsets[4 * c :], self.offsets[4 * c + c_z :]
 
 
@@ -271,7 +271,7 @@ def call_for(b: int, n: int, output: Tensor, dtype: torch.dtype, ending: Ending)
 def prepare(call: Call, w: TriangleMultiplicationWeights) -> Prepared:
     """The matrices as the kernels read them."""
     packed = torch.empty((4 * call.c + call.z, call.z), dtype=call.dtype, device=call.device)
-    closing = torch.empty((call.z, call.c), dtype=call.dtype, device=call.device)
+    closing = torch.empty((2, call.z, call.c), dtype=call.dtype, device=call.device)
     offsets = torch.empty(4 * call.c + 2 * call.z, dtype=torch.float32, device=call.device)
     call.prepare(
         w.projection, w.gate, w.output_gate, w.output, w.norm_in_weight, w.norm_in_bias, w.norm_out_weight,

@@ -172,7 +172,7 @@ def _(
         made(2, c * b, padded, padded),
         made(3, positions, like=torch.float32),
         made(4 * c + c_z, c_z),
-        made(c_z, c),
+        made(2, c_z, c),
         made(4 * c + 2 * c_z, like=torch.float32),
     )
 

@@ -1,0 +1,72 @@
+"""Tiles between memory and the matrix units without a way through shared memory.
+
+Of a result [rows, columns] of 16-bit matrix instructions a thread has columns 2t and 2t + 1 of every eight,
+in rows g and g + 8 of every sixteen (t: its place among four threads; g: among eight such fours). Memory wants
+16 neighbouring bytes of a thread. So columns are dealt: what belongs at column 8t + 2i + e of 32 stands at
+column 8i + 2t + e of the tile, which costs nothing where a tile's columns are rows of another matrix, read
+in this order. A thread then has 8 neighbours, and four threads have 32.
+
+All of it is no more than another order of a tensor's elements, so results are the same with any layout.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def dealt(n, DEAL: tl.constexpr = True):
+    """What is at place ``n`` of a dealt tile; being its own inverse, also the place of ``n``."""
+    if DEAL:
+        n = n // 32 * 32 + n // 2 % 4 * 8 + n // 8 % 4 * 2 + n % 2
+    return n
+
+
+@triton.jit
+def gathered(tile, DEAL: tl.constexpr = True):
+    """A tile [rows, columns], its columns dealt, as memory takes it: [columns / 32 · rows, 32].
+
+    :func:`gathered_rows` and :func:`gathered_columns` say where a row of the result belongs.
+    """
+    if DEAL:
+        SIXTEENS: tl.constexpr = tile.shape[0] // 16
+        GROUPS: tl.constexpr = tile.shape[1] // 32
+        tile = tl.reshape(tile, [SIXTEENS, 2, 8, GROUPS, 4, 4, 2])
+        tile = tl.reshape(tl.permute(tile, (3, 1, 0, 2, 5, 4, 6)), [GROUPS * SIXTEENS * 16, 32])
+    return tile
+
+
+@triton.jit
+def scattered(tile, ROWS: tl.constexpr, DEAL: tl.constexpr = True):
+    """The inverse of :func:`gathered`: the tile of ROWS rows, its columns dealt."""
+    if DEAL:
+        SIXTEENS: tl.constexpr = ROWS // 16
+        GROUPS: tl.constexpr = tile.shape[0] // ROWS
+        tile = tl.reshape(tile, [GROUPS, 2, SIXTEENS, 8, 4, 4, 2])
+        tile = tl.reshape(tl.permute(tile, (2, 1, 3, 0, 5, 4, 6)), [ROWS, GROUPS * 32])
+    return tile
+
+
+@triton.jit
+def gathered_rows(ROWS: tl.constexpr, GROUPS: tl.constexpr = 1, DEAL: tl.constexpr = True):
+    """The row of the tile that each row of a gathered tile of GROUPS · 32 columns belongs to."""
+    m = tl.arange(0, GROUPS * ROWS)
+    if DEAL:
+        m = m // 8 % (ROWS // 16) * 16 + m // (ROWS // 2) % 2 * 8 + m % 8
+    return m
+
+
+@triton.jit
+def gathered_columns(ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEAL: tl.constexpr = True):
+    """The column, before it was dealt, of each element of a gathered tile: [rows or 1, columns]."""
+    if DEAL:
+        column = (tl.arange(0, COLUMNS // 32 * ROWS) // ROWS * 32)[:, None] + tl.arange(0, 32)[None, :]
+    else:
+        column = tl.arange(0, COLUMNS)[None, :]
+    return column
+
+
+@triton.jit
+def pinned(tile, dtype: tl.constexpr):
+    """The float32 tile, which a product with zeros makes the compiler lay out as the matrix units do."""
+    left = tl.zeros([tile.shape[0], 16], dtype)
+    return tl.dot(left, tl.zeros([16, tile.shape[1]], dtype), tile)
