@@ -357,7 +357,7 @@ def say_longest(events: list[Any], number: int) -> None:
         count[event.name] += 1
     say(f"    {len(events)} kernels, {sum(took.values()) / 1e3:.2f} ms")
     for name, microseconds in took.most_common(number):
-        say(f"    {microseconds / 1e3:7.3f} ms  {count[name]:4d} x  {name[:110]}")
+        say(f"    {microseconds / 1e3:7.3f} ms  {count[name]:4d} x  {name[:150]}")
 
 
 def bandwidths(setting: Setting, repeats: int) -> dict[str, dict[str, float]]:

@@ -9,8 +9,8 @@ recomputed; one pass through the trunk (`--cycles`: 1 to so many), and a truth w
 for which a structure is predicted in 20 denoising steps (`--rollout 0`: none). A step is the loop's: forward,
 loss, backward, norm, Adam, average. Prints of each length and setting the first step's seconds, the median
 milliseconds of the next ones, memory at the peak (reserved in all; allocated in the steps after the first;
-held by graphs, most of which counts as reserved alone), and the loss of every step; then how many kernels a
-step runs, and for how many milliseconds the GPU is busy.
+held by graphs, most of which counts as reserved alone), and the loss of every step. `--longest 20` profiles one
+step more: how many kernels it runs, for how many milliseconds the GPU is busy, and what takes longest.
 
 `--check` compares runs in deterministic mode after `--steps` steps: plain ones, replayed ones, and the
 replayed ones again. Losses of all steps, parameters and averages after them must be equal bit by bit;
@@ -112,14 +112,13 @@ def measure(setting: Setting, n: int, repeats: int, longest: int, folder: Path) 
         losses=losses,
     )
     say(row)
-    if not on_gpu:
+    if not longest:
         return row
     kernels = kernels_of(step)
     spans = union([(event.time_range.start, event.time_range.end) for event in kernels])
     busy = sum(stop - start for start, stop in spans) / 1e3
     print(f"        {len(kernels)} kernels; the GPU is busy for {busy:.0f} ms", flush=True)
-    if longest:
-        say_longest(kernels, longest)
+    say_longest(kernels, longest)
     return replace(row, kernels=len(kernels), busy_ms=busy)
 
 
@@ -223,7 +222,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--cycles", type=int, default=1)
     parser.add_argument("--rollout", type=int, default=20)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--longest", type=int, default=0, help="print so many kernels that take longest")
+    parser.add_argument("--longest", type=int, default=0, help="profile, and print so many kernels")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
