@@ -9,8 +9,8 @@ recomputed; one pass through the trunk (`--cycles`: 1 to so many), and a truth w
 for which a structure is predicted in 20 denoising steps (`--rollout 0`: none). A step is the loop's: forward,
 loss, backward, norm, Adam, average. Prints of each length and setting the first step's seconds, the median
 milliseconds of the next ones, memory at the peak (reserved in all; allocated in the steps after the first;
-held by graphs, most of which counts as reserved alone), and the loss of every step. `--longest 20` profiles one
-step more: how many kernels it runs, for how many milliseconds the GPU is busy, and what takes longest.
+held by graphs, most of which counts as reserved alone), and the loss of every step. `--longest 20` profiles
+one step more: how many kernels it runs, for how many milliseconds the GPU is busy, and what takes longest.
 
 `--check` compares runs in deterministic mode after `--steps` steps: plain ones, replayed ones, and the
 replayed ones again. Losses of all steps, parameters and averages after them must be equal bit by bit;
