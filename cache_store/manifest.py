@@ -111,7 +111,9 @@ class Manifest:
             raise ValueError("no seal: cut short, changed, or no file of MegaFold's")
         if seal.others_digest(data, end) != str(digests[1]):
             raise ValueError("bytes of the file have changed since it was written")
-        table = pq.read_table(pa.BufferReader(data))
+        # On this thread: Arrow's own may let go of ``data``, a Python object, while the interpreter ends, and
+        # abort the process (apache/arrow#34314: one `megafold cache ls` in a hundred).
+        table = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False).read(use_threads=False)
         header = json.loads(table.schema.metadata[_METADATA_KEY])
         if header["format"] != 1:
             raise ValueError(f"it has format {header['format']}, and this version of megafold reads format 1")

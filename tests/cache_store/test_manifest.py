@@ -1,6 +1,9 @@
 import datetime
 import hashlib
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from megafold.cache_store import ContentError, Manifest
+from tests.cache_store.store_conformance import small_manifest
 
 DAY = datetime.date(2020, 2, 29)
 ROWS: list[dict[str, Any]] = [
@@ -146,3 +150,19 @@ def test_files_that_are_no_manifests(tmp_path):
     for data in (b"", b"PAR1", b"x" * 300, (tmp_path / "other.parquet").read_bytes()):
         with pytest.raises(ValueError, match="no seal"):
             Manifest.from_parquet(data)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux tells them")
+def test_reading_starts_no_thread(tmp_path: Path):
+    """Arrow's own threads abort the process now and then, where they outlive the interpreter."""
+    path = tmp_path / "manifest.parquet"
+    path.write_bytes(small_manifest().to_parquet())
+    code = (
+        "import os, sys\n"
+        "from megafold.cache_store import Manifest\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "Manifest.from_parquet(open(sys.argv[1], 'rb').read())\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert shown.stdout == "0\n"
