@@ -11,6 +11,9 @@ from megafold.pipeline.structure.entry import AtomSites, Report
 
 WATERS: Final = frozenset({"HOH", "DOD", "WAT"})
 
+#: Å. What is farther from the origin is no atom, and distances from it would overflow in training.
+_FARTHEST: Final = 1e5
+
 _Coded = tuple[NDArray[np.int32], list[str]]
 
 
@@ -18,11 +21,14 @@ def read_atom_sites(block: Block, report: Report) -> AtomSites:
     """The ``_atom_site`` table.
 
     Raises:
-        ValueError: a number that is none.
+        ValueError: a number that is none, or a coordinate that cannot be one.
     """
     coords = [block.numbers(f"_atom_site.Cartn_{axis}") for axis in "xyz"]
     count = max(len(column) for column in (*coords, block.text("_atom_site.id")) if column is not None)
     xyz = np.stack([column if column is not None else np.full(count, np.nan) for column in coords], axis=1)
+    farthest = float(np.nanmax(np.abs(xyz), initial=0.0))
+    if farthest > _FARTHEST:
+        raise ValueError(f"_atom_site.Cartn_x, _y or _z is {farthest:g} Å, more than {_FARTHEST:g}")
     model = _first_model(block, count, report)
 
     atom, atom_names = _coded(block, count, "label_atom_id", "auth_atom_id")

@@ -101,8 +101,7 @@ def clashing_copies(
 
     ``coords``: of every copy, resolved or not. Of two that clash the one with the greater share of clashing
     atoms goes; at equal shares the one with fewer atoms; at equal numbers the later one. Atoms with a bond to
-    another
-    residue may be at bonding distance: else every covalent ligand of a few atoms would go.
+    another residue may be at bonding distance: else every covalent ligand of a few atoms would go.
     """
     if options.clash_fraction >= 1 or not options.clash_distance:
         return set()

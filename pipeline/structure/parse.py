@@ -76,7 +76,7 @@ def parse_structure(path: Path, entry: str, report: Report) -> ParsedEntry:
         )
     except (ValueError, OverflowError) as error:
         raise StructureError(
-            f"{path} (entry {entry}) has a value that is no number where one has to be: {error}; correct it",
+            f"{path} (entry {entry}) has a value that cannot be: {error}; correct it",
             reason="invalid-value",
         ) from error
 

@@ -388,6 +388,13 @@ def test_values_that_are_no_numbers(tmp_path, good, bad):
     assert error.value.reason == "invalid-value"
 
 
+def test_coordinates_that_no_atom_can_have(tmp_path):
+    far = CifFile().polymer("GLY").add("GLY", "A", 1, at=(1e30, 0, 0)).write(tmp_path)
+    with pytest.raises(StructureError, match=r"test\.cif.*1e\+30 Å") as error:
+        make(far)
+    assert error.value.reason == "invalid-value"
+
+
 @pytest.mark.corpus
 def test_cut_gzip_file(corpus_dir, tmp_path):
     path = tmp_path / "1crn.cif.gz"
