@@ -47,7 +47,7 @@ class TrainConfig:
         device: ``auto`` (CUDA or ROCm where there is one, else the CPU) or a torch device.
         backend: implementation of the hot operators; parameters and results do not depend on it.
         cuda_graphs: ``auto`` replays the network's blocks as CUDA graphs where that can be
-            (``trainer/graphs.py``), ``off`` does not.
+            (``trainer/graphs/``), ``off`` does not.
         precision: ``bf16`` (autocast; parameters, losses and optimizer stay float32) or ``fp32``.
         deterministic: ask torch for deterministic kernels, where it has them, on GPUs; CPUs always have them.
         seed: of the initial weights, the noise and everything else random on the trainer's side.
