@@ -10,7 +10,7 @@ Four questions, each with its findings and what to do about them:
 
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -202,17 +202,19 @@ def check_corpus(store: Store, manifest: Manifest, sources: Sources) -> list[Fin
                 pending += planner.settle(task, before)
     pending += planner.pairings()
     action = "run the same `megafold cache build` again; only what changed is computed"
-    findings = [_pending_finding(task, planner, built, action) for task in pending]
+    return [_pending_finding(task, planner, built, action) for task in pending] + list(_gone(planner, built))
+
+
+def _gone(planner: Planner, built: Mapping[str, EntryRow]) -> Iterator[Finding]:
+    """Entries and alignments that the snapshot has and the corpus has no longer."""
     for entry in sorted(set(built) - set(planner.entries)):
-        findings.append(
-            Finding(
-                level="stale",
-                kind="gone",
-                subject=entry,
-                message=f"{entry} is in the cache and no longer in the corpus",
-                action="build again to drop it from the snapshot, or put its file back",
-                entries=(entry,),
-            )
+        yield Finding(
+            level="stale",
+            kind="gone",
+            subject=entry,
+            message=f"{entry} is in the cache and no longer in the corpus",
+            action="build again to drop it from the snapshot, or put its file back",
+            entries=(entry,),
         )
     for plan in planner.entries.values():
         row = built.get(plan.source.entry)
@@ -220,17 +222,14 @@ def check_corpus(store: Store, manifest: Manifest, sources: Sources) -> list[Fin
             continue
         for name in sorted(set(row.recipes) - set(plan.recipes) - {"structure", "pairing", "namesakes"}):
             stage, _, entity = name.partition(":")
-            findings.append(
-                Finding(
-                    level="stale",
-                    kind="gone",
-                    subject=f"{row.entry} {name}",
-                    message=f"{row.entry}: the {stage} files of entity {entity} are gone",
-                    action="put them back (was --alignments given?), or build again without them",
-                    entries=(row.entry,),
-                )
+            yield Finding(
+                level="stale",
+                kind="gone",
+                subject=f"{row.entry} {name}",
+                message=f"{row.entry}: the {stage} files of entity {entity} are gone",
+                action="put them back (was --alignments given?), or build again without them",
+                entries=(row.entry,),
             )
-    return findings
 
 
 def _pending_finding(task: Task, planner: Planner, built: dict[str, EntryRow], action: str) -> Finding:

@@ -54,10 +54,6 @@ class SamplerState:
         epochs, position = divmod(self.position + samples, epoch_size)
         return SamplerState(self.seed, self.epoch + epochs, position)
 
-    def next_epoch(self) -> "SamplerState":
-        """The start of the next epoch."""
-        return SamplerState(self.seed, self.epoch + 1, 0)
-
     def rounds(self, epoch_size: int, world_size: int = 1) -> int:
         """Samples that each rank takes until this epoch's are used up."""
         return -(-max(0, epoch_size - self.position) // world_size)
