@@ -1,6 +1,6 @@
 """EvoFlash-3D's kernels, launched on tensors of any strides with a bias and a mask that are prepared."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -90,6 +90,17 @@ def line_length(queries: int, dtype: torch.dtype) -> int:
     return padded(queries) * (2 if dtype == torch.float32 else 1)
 
 
+@cache
+def nothing(device: torch.device) -> Tensor:
+    """Stands for a tensor that is not there."""
+    return torch.empty(0, dtype=torch.float32, device=device)
+
+
+def in_bytes(mask: Tensor) -> Tensor:
+    """A boolean mask as kernels read it; one that is so already, as it is."""
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+
+
 def prepare(
     bias: Tensor | None, mask: Tensor | None, like: Tensor, wanted: Wanted, lengths: tuple[int, int]
 ) -> Prepared:
@@ -99,8 +110,7 @@ def prepare(
     """
     i, j = lengths
     ip, jp = padded(i), padded(j)
-    empty = torch.empty(0, dtype=torch.float32, device=like.device)
-    plain = transposed = dbias = masked = empty
+    plain = transposed = dbias = masked = nothing(like.device)
     shape: Ints = (0, 0)
     b_strides: Ints = (0, 0, 0, 0)
     m_shape: Ints = (0, 1)
@@ -122,7 +132,7 @@ def prepare(
         return result
     launch = _plan_prepare(shape, m_shape, lengths, b_strides, m_strides, like.dtype, wanted)
     launch(
-        like if bias is None else bias, like if mask is None else mask.view(torch.uint8),
+        like if bias is None else bias, like if mask is None else in_bytes(mask),
         like if not wanted.plain else plain, like if not wanted.transposed else transposed, dbias, masked,
     )  # fmt: skip
     return result
@@ -199,13 +209,19 @@ class _Shapes(NamedTuple):
         )
 
 
-def _shapes(q: Tensor, k: Tensor, v: Tensor, masked: Tensor, has_bias: bool, *others: Tensor) -> _Shapes:
-    has_mask = masked.numel() > 0
-    strides = tuple([t.stride() for t in (q, k, v, *others)])
-    mask = (masked.stride(0), 0 if masked.shape[1] == 1 else masked.stride(1)) if has_mask else (0, 0)
+def _shapes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, mask_axes: int, has_bias: bool, *others: Tensor
+) -> _Shapes:
+    """``mask``: prepared, empty, or as it is; a kernel takes the strides of so many of its axes."""
+    has_mask = mask.numel() > 0
+    mask_strides: Ints = (0,) * mask_axes
+    if has_mask:
+        b_stride, r_stride, *j_stride = mask.stride()[:mask_axes]
+        mask_strides = (b_stride, 0 if mask.shape[1] == 1 else r_stride, *j_stride)
     return _Shapes(
-        tuple(q.shape), k.shape[3], strides, mask, q.dtype, q.device, precision(q.dtype), has_bias, has_mask
-    )
+        q.shape, k.shape[3], tuple([t.stride() for t in (q, k, v, *others)]), mask_strides, q.dtype, q.device,
+        precision(q.dtype), has_bias, has_mask,
+    )  # fmt: skip
 
 
 def attend(
@@ -218,7 +234,7 @@ def attend(
     if out is None:
         out = torch.empty_like(q)
     lse = torch.empty((*q.shape[:3], line_length(q.shape[3], q.dtype)), dtype=torch.float32, device=q.device)
-    launch = _plan_forward(_shapes(q, k, v, masked, prepared.numel() > 0, out))
+    launch = _plan_forward(_shapes(q, k, v, masked, 2, prepared.numel() > 0, out))
     launch(q, k, v, prepared, masked, out, lse)
     return out, lse
 
@@ -251,7 +267,7 @@ def query_gradient(
     q, k, v, masked, out, lse, _ = saved
     delta = torch.empty((*q.shape[:3], padded(q.shape[3])), dtype=torch.float32, device=q.device)
     added = dbias.numel() > 0
-    launch = _plan_query(_shapes(q, k, v, masked, prepared.numel() > 0, dq, grad), added)
+    launch = _plan_query(_shapes(q, k, v, masked, 2, prepared.numel() > 0, dq, grad), added)
     launch(q, k, v, prepared, masked, out, lse, grad, delta, dq, dbias)
     if needs_bias and not added:
         dbias = bias_gradient(grad, saved, prepared, delta)
@@ -276,15 +292,10 @@ def key_gradient(
     grad: Tensor, saved: Saved, transposed: Tensor, delta: Tensor, dk: Tensor, dv: Tensor
 ) -> None:
     """Fills ``dk`` and ``dv``, which have the same strides; ``transposed``: the prepared bias, likewise."""
-    q, k, v, mask, lse = saved.q, saved.k, saved.v, saved.mask, saved.lse
-    strides: Ints = (0, 0, 0)
-    if mask is not None:
-        b_stride, r_stride, j_stride = mask.stride()
-        strides = (b_stride, 0 if mask.shape[1] == 1 else r_stride, j_stride)
-    shapes = _shapes(q, k, v, transposed[:0], transposed.numel() > 0, dk, grad)
-    shapes = shapes._replace(mask=strides, has_mask=mask is not None)
-    held = q if mask is None else mask.view(torch.uint8)
-    _plan_key(shapes)(q, k, v, transposed, held, lse, grad, delta, dk, dv)
+    q, k, v, lse = saved.q, saved.k, saved.v, saved.lse
+    mask = nothing(q.device) if saved.mask is None else in_bytes(saved.mask)
+    launch = _plan_key(_shapes(q, k, v, mask, 3, transposed.numel() > 0, dk, grad))
+    launch(q, k, v, transposed, mask, lse, grad, delta, dk, dv)
 
 
 @lru_cache(_REMEMBERED)
@@ -303,7 +314,7 @@ def _plan_key(shapes: _Shapes) -> Launch:
 def bias_gradient(grad: Tensor, saved: Saved, prepared: Tensor, delta: Tensor) -> Tensor:
     """dBias [B, H, I, J padded] in float32, always summed in the same order."""
     q, k, v, masked, _, lse, _ = saved
-    shapes = _shapes(q, k, v, masked, True, grad)
+    shapes = _shapes(q, k, v, masked, 2, True, grad)
     b, r, h, i, _ = shapes.q
     j, jp = shapes.keys, padded(shapes.keys)
     tile = shapes.tiles().bias

@@ -12,8 +12,10 @@ from megafold.trainer.kernels.evoattention.launches import (
     Saved,
     Wanted,
     attend,
+    in_bytes,
     key_gradient,
     line_length,
+    nothing,
     padded,
     prepare,
     query_gradient,
@@ -40,7 +42,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV, and dBias [B, H, I, J padded] in float32, empty unless it is needed."""
     dq = torch.empty_like(q)
-    saved = Saved(q, k, v, q.new_empty(0), out, lse, mask)
+    saved = Saved(q, k, v, nothing(q.device), out, lse, mask)
     delta, dbias = _backward_of_queries(grad, saved, bias, dq, needs_bias)
     dk, dv = torch.empty_like(k), torch.empty_like(k)
     # The two forms of the bias are never there together: they are what a step needs beside its result.
@@ -157,12 +159,12 @@ def evoattention(
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     b, _rows, h, i, _channels = q.shape
     j = k.shape[3]
-    if bias is not None:
+    if bias is not None and bias.shape != (b, h, i, j):
         bias = bias.expand(b, h, i, j)
-    if mask is not None:
+    if mask is not None and mask.shape != (b, mask.shape[1], j):
         mask = mask.expand(b, mask.shape[1], j)
     if torch.compiler.is_compiling():
         out, *_ = _operator(q, k, v, bias, mask)
         return out
-    result: Tensor = _Attention.apply(q, k, v, bias, mask)
+    result: Tensor = _Attention.apply(q, k, v, bias, None if mask is None else in_bytes(mask))
     return result

@@ -19,6 +19,7 @@ from megafold.trainer.kernels.evoattention.launches import (
     Saved,
     Wanted,
     attend,
+    in_bytes,
     key_gradient,
     prepare,
     query_gradient,
@@ -164,11 +165,11 @@ def _backward(
         dbias, z, _bias_parameters(w, bias_weight), [True, True, True, True, False]
     )
     # One cast for all matrices.
-    dprojections, doutput, _, doffsets = sizes.split(dpacked.to(w.q.dtype))
-    dq, dkv, dgate = dprojections.split((c, 2 * c, c))
+    sections = (c * c, 2 * c * c, c * c, *sizes.parts[1:3], c, 3 * c)
+    dq, dkv, dgate, doutput, _, dq_bias, _ = dpacked.to(w.q.dtype).split(sections)
     made = SingleAttentionWeights(
-        dnorm_weight, dnorm_bias, dq, doffsets[:c], dkv, dgate, dbias_norm_weight, dbias_norm_bias,
-        dbias_weight, doutput,
+        dnorm_weight, dnorm_bias, dq.view(c, c), dq_bias, dkv.view(2 * c, c), dgate.view(c, c),
+        dbias_norm_weight, dbias_norm_bias, dbias_weight, doutput.view(c, c),
     )  # fmt: skip
     return ds, dz, made
 
@@ -241,5 +242,6 @@ def single_attention(
             s, z, mask, weights, residual, ops.layernorm_linear, ops.evoattention, ops.gated_output
         )
     dtype = result_dtype(s)
-    result: Tensor = _SingleAttention.apply(s, z.contiguous(), mask[:, None], residual, dtype, *weights)
+    mask = in_bytes(mask).unsqueeze(1)
+    result: Tensor = _SingleAttention.apply(s, z.contiguous(), mask, residual, dtype, *weights)
     return result

@@ -228,7 +228,7 @@ def _plan_weight(call: _Call, splits: int) -> Launch:
 
 def sum_parts(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
     """Sums over the first axis of three arrays, flat and one after the other: one launch."""
-    counts = tuple([x[0].numel() for x in (first, second, third)])
+    counts = tuple([x.numel() // len(x) for x in (first, second, third)])
     out = torch.empty(sum(counts), dtype=torch.float32, device=first.device)
     _plan_sum(counts, (len(first), len(second), len(third)))(first, second, third, out)
     return out

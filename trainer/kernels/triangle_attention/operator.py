@@ -12,6 +12,7 @@ from megafold.trainer.kernels.evoattention.launches import (
     Saved,
     Wanted,
     attend,
+    in_bytes,
     key_gradient,
     line_length,
     padded,
@@ -65,7 +66,7 @@ def _forward(
     masked = prepare(None, _rows(mask, starting), projected, Wanted(), (length, length)).masked
     q, k, v, gates = projected.unbind()
     attended, lse = attend(q, k, v, prepared, masked)
-    kind = torch.promote_types(z.dtype, dtype) if residual else dtype
+    kind = torch.promote_types(z.dtype, dtype) if residual and z.dtype != dtype else dtype
     out = torch.empty(z.shape, dtype=kind, device=z.device)
     gate_and_project(
         Layout(attended, gates),
@@ -215,11 +216,13 @@ def triangle_attention(
     """See :func:`megafold.trainer.ops.triangle.triangle_attention`."""
     if z.stride(-1) != 1:
         z = z.contiguous()
+    if mask.shape != z.shape[:-1]:
+        mask = mask.expand(z.shape[:-1])
     w = weights
-    inputs = (z, mask.expand(z.shape[:-1]), w.norm_weight, w.norm_bias, w.qkv, w.gate, w.bias, w.output, keep,
-              starting, residual, result_dtype(z))  # fmt: skip
+    others = (w.norm_weight, w.norm_bias, w.qkv, w.gate, w.bias, w.output, keep, starting, residual,
+              result_dtype(z))  # fmt: skip
     if torch.compiler.is_compiling():
-        out, *_ = _operator(*inputs)
+        out, *_ = _operator(z, mask, *others)
         return out
-    result: Tensor = _TriangleAttention.apply(*inputs)
+    result: Tensor = _TriangleAttention.apply(z, in_bytes(mask), *others)
     return result
