@@ -1,9 +1,9 @@
 """Tiles between memory and the matrix units without a way through shared memory.
 
 Of a result [rows, columns] of 16-bit matrix instructions a thread has columns 2t and 2t + 1 of every eight,
-in rows g and g + 8 of every sixteen (t: its place among four threads; g: among eight such fours). Memory wants
-16 neighbouring bytes of a thread. So columns are dealt: what belongs at column 8t + 2i + e of 32 stands at
-column 8i + 2t + e of the tile, which costs nothing where a tile's columns are rows of another matrix, read
+in rows g and g + 8 of every sixteen (t: its place among four threads; g: among eight such fours). Memory
+wants 16 neighbouring bytes of a thread. So columns are dealt: what belongs at column 8t + 2i + e of 32 stands
+at column 8i + 2t + e of the tile, which costs nothing where a tile's columns are rows of another matrix, read
 in this order. A thread then has 8 neighbours, and four threads have 32.
 
 All of it is no more than another order of a tensor's elements, so results are the same with any layout.
