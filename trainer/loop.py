@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from megafold.trainer.optimizer import (
     set_learning_rate,
 )
 from megafold.trainer.parallel.watch import PeerError, PeerWatch
+from megafold.trainer.rehearsal import rehearsal
 from megafold.trainer.signals import StopSignals
 
 #: Weight of the past in the smoothed loss, by which the best checkpoint is chosen.
@@ -119,6 +120,7 @@ class Trainer:
         self._smoothed_loss = math.nan
         self._best_score = math.inf
         self._saved_step = 0
+        self._compiled: set[int] = set()
         self._feed = feed
         self._folder = folder
 
@@ -244,6 +246,7 @@ class Trainer:
         If memory is short and graphs hold some, they give it back, and the step begins anew without them.
         """
         taken = _Taken(batches)
+        self._compile_for(taken)
         if self.graphs is None:
             return self._add_up(taken)
         try:
@@ -257,15 +260,37 @@ class Trainer:
         taken.rewind()
         return self._add_up(taken)
 
+    def _compile_for(self, batches: "_Taken") -> None:
+        """Have the kernels compiled that a step with batches like the next takes, many at a time.
+
+        Tiles depend on the length, by buckets; what else kernels are compiled for is the same in every step.
+        """
+        if self.config.backend != "triton" or self.device.type != "cuda":
+            return
+        # Not for a run that has no use for them: importing the kernels takes a second.
+        from megafold.trainer.kernels.ahead import compile_ahead
+        from megafold.trainer.kernels.evoattention.tiles import architecture, bucket
+
+        batch = self._used(next(batches))
+        batches.rewind()
+        length = bucket(architecture(self.device), batch["token_mask"].shape[-1])
+        if length in self._compiled:
+            return
+        self._compiled.add(length)
+        self._seed_noise(0)
+        # Two passes through the trunk, if there ever are: one without gradients.
+        cycles = min(2, self.config.n_cycles)
+        with compile_ahead(), rehearsal(), suppress(torch.linalg.LinAlgError):
+            self._loss_of(self, batch, cycles).total.backward()
+        self._clear_gradients()
+
     def _add_up(self, batches: "_Taken") -> tuple[dict[str, Tensor], int, float]:
         config = self.config
         sums: dict[str, Tensor] = {}
         samples = 0
         cycles = _cycles(config, self.step)
         for turn in range(config.accumulate):
-            batch = next(batches)
-            if not config.redraw_msa:
-                batch = {name: value for name, value in batch.items() if name != DRAWS}
+            batch = self._used(next(batches))
             self._seed_noise(turn)
             with nullcontext() if self.graphs is None else self.graphs.active():
                 loss = self._loss_of(self, batch, cycles)
@@ -277,6 +302,12 @@ class Trainer:
             for name, value in loss.values().items():
                 sums[name] = sums.get(name, 0.0) + value / config.accumulate
         return sums, samples, batches.waited
+
+    def _used(self, batch: Batch) -> Batch:
+        """What the network is given of a batch."""
+        if self.config.redraw_msa:
+            return batch
+        return {name: value for name, value in batch.items() if name != DRAWS}
 
     def _seed_noise(self, turn: int) -> None:
         """Noise and dropout are functions of the seed, the step and the batch's place in the step.

@@ -5,22 +5,31 @@ On a machine with a GPU it also runs compiled: ``pytest tests/trainer/kernels_pa
 
 import pytest
 import torch
+import triton
 from torch import Tensor, nn
 
 from megafold.trainer import ops
+from megafold.trainer.kernels.ahead import compile_ahead
 from megafold.trainer.model.config import PairformerConfig
 from megafold.trainer.model.pairformer import PairformerBlock
+from megafold.trainer.model.primitives import run_block
+from megafold.trainer.rehearsal import rehearsal
 from tests.trainer.kernels_checks import DEVICE, needs_gpu
 
 C_S, C_Z = 32, 16
+#: Channels of AF3's representations.
+WIDE = (384, 128)
 
 
-def make_block(dropout: float = 0.0) -> PairformerBlock:
+def make_block(dropout: float = 0.0, *, wide: bool = False) -> PairformerBlock:
+    """Small, or as wide as AF3's."""
     torch.manual_seed(0)
     config = PairformerConfig(
         c_triangle=16, c_attention=8, n_head_pair=2, n_head_single=2, n_transition=2, dropout=dropout
     )
-    block = PairformerBlock(C_S, C_Z, config).to(DEVICE).train()
+    if wide:
+        config = PairformerConfig(dropout=dropout)
+    block = PairformerBlock(*(WIDE if wide else (C_S, C_Z)), config).to(DEVICE).train()
     with torch.no_grad():
         for parameter in block.parameters():
             if parameter.ndim == 2:
@@ -28,12 +37,13 @@ def make_block(dropout: float = 0.0) -> PairformerBlock:
     return block
 
 
-def make_inputs(length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def make_inputs(length: int, *, wide: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     torch.manual_seed(1)
+    c_s, c_z = WIDE if wide else (C_S, C_Z)
     mask = torch.ones(1, length, dtype=torch.bool, device=DEVICE)
     mask[:, -1] = False
-    s = torch.randn(1, length, C_S, device=DEVICE).requires_grad_()
-    z = torch.randn(1, length, length, C_Z, device=DEVICE).requires_grad_()
+    s = torch.randn(1, length, c_s, device=DEVICE).requires_grad_()
+    z = torch.randn(1, length, length, c_z, device=DEVICE).requires_grad_()
     return s, z, mask, mask[:, :, None] & mask[:, None]
 
 
@@ -82,6 +92,24 @@ def test_compiled_block_has_the_gradients_of_the_block():
         ours = results(torch.compile(block, fullgraph=True, dynamic=False), block, inputs)
         expected = results(block, block, inputs)
     assert_alike(ours, expected)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_what_was_compiled_ahead_serves_all_lengths_of_a_bucket(monkeypatch):
+    block = make_block(wide=True)
+    with ops.use_backend("triton"), compile_ahead(), rehearsal():
+        run_block(block, *make_inputs(97, wide=True), recompute=False)
+    compiled: list[str] = []
+    hook = "jit_cache_hook"  # asked before anything is compiled
+    monkeypatch.setattr(triton.knobs.runtime, hook, lambda **told: compiled.append(told["fn"].name))
+    for n in (70, 97, 144):
+        inputs = make_inputs(n, wide=True)
+        expected = results(block, block, inputs)
+        with ops.use_backend("triton"):
+            ours = results(block, block, inputs)
+        assert_alike(ours, expected)
+    assert not compiled
 
 
 @needs_gpu

@@ -81,7 +81,9 @@ _BLOCK_NARROW: Final = (
     "dx", "dgate",
 )  # fmt: skip
 #: Parameters of the row-wise kernels that are neither tensors nor constants.
-_ROW_NUMBERS: Final = frozenset({"M", "x_row", "steps", "count", "splits", "H", "R", "INNER", "a_row"})
+_ROW_NUMBERS: Final = frozenset(
+    {"M", "x_row", "steps", "count", "splits", "groups", "H", "R", "INNER", "a_row"}
+)
 #: Their tensors in float32.
 _ROW_WIDE: Final = frozenset({"norm_weight", "norm_bias", "norm_parts", "parts", "bias_parts"})
 

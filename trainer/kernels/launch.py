@@ -7,7 +7,9 @@ without Triton's launch hooks. What a call computes of shapes alone (numbers, co
 as a :class:`Launch`, so that a step of a training run computes it once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
@@ -24,6 +26,22 @@ _ALIGNMENT: Final = 16
 Start = Callable[[int, Sequence[int]], None]
 #: The device that is current, without PyTorch's wrapper around it; a build without GPUs has none.
 _current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_compiling: ContextVar[bool] = ContextVar("compiling", default=False)
+
+
+@contextmanager
+def only_compile() -> Iterator[None]:
+    """Within, what was not launched before is compiled and not launched: for ``ahead.py``."""
+    token = _compiling.set(True)
+    try:
+        yield
+    finally:
+        _compiling.reset(token)
+
+
+def compiling() -> bool:
+    """Whether this is within :func:`only_compile`."""
+    return _compiling.get()
 
 
 def blocks(length: int, block: int) -> int:
@@ -82,7 +100,11 @@ class Launch:
         return start(driver.active.get_current_stream(index), addresses)
 
     def _first(self, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> None:
-        made = self._kernel[(self._programs,)](*tensors, *self._numbers, **self._constants, **self._options)
+        arguments, settings = (*tensors, *self._numbers), self._constants | self._options
+        if compiling():
+            self._kernel.warmup(*arguments, grid=(self._programs,), **settings)
+            return
+        made = self._kernel[(self._programs,)](*arguments, **settings)
         # The interpreter compiles nothing.
         if isinstance(made, CompiledKernel):
             if len(self._known) >= _REMEMBERED:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from megafold.trainer import ops
 from megafold.trainer.graphs import replayed
 from megafold.trainer.ops.precision import full_precision
+from megafold.trainer.rehearsal import rehearsed
 
 Init = Literal["default", "relu", "final", "gate"]
 
@@ -130,7 +131,9 @@ class Dropout(nn.Module):
 
 def run_block(block: Callable[..., Any], *inputs: Any, recompute: bool) -> Any:
     """Call ``block``; with ``recompute``, keep its inputs alone for the backward pass."""
-    results = replayed(block, inputs, keep=not recompute)
+    results = rehearsed(block, inputs)
+    if results is None:
+        results = replayed(block, inputs, keep=not recompute)
     if results is not None:
         return results
     # The gradients that meet at an input are added within the block, as in a replayed one: the same sums.

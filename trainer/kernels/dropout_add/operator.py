@@ -25,7 +25,7 @@ _REMEMBERED: Final = 1024
 def _plan(shape: tuple[int, ...], keep: tuple[int, ...], has_residual: bool) -> Launch:
     b, r, n, c = shape
     padded = 1 << (c - 1).bit_length()
-    tile = max(1, min(_ELEMENTS // padded, 1 << (n - 1).bit_length()))
+    tile = max(1, _ELEMENTS // padded)
     return Launch(
         kernel.dropout_add_kernel,
         b * r * blocks(n, tile),

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from megafold.trainer.kernels.tables import Family
+from megafold.trainer.kernels.tables import Family, table
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,12 @@ def architecture(device: torch.device) -> str:
     if torch.version.hip:
         return "hip:" + str(properties.gcnArchName).split(":")[0]
     return f"cuda:{properties.major}{properties.minor}"
+
+
+def bucket(target: str, length: int) -> int:
+    """From which length on the tiles are those of ``length``, of whatever dtype and channels."""
+    begins = {entry.length for entry in table(target).kernels.get(FAMILY.name, ())} | {_SHORT + 1}
+    return max((begin for begin in begins if begin <= length), default=1)
 
 
 def tiles(target: str, dtype: torch.dtype, padded: int, length: int) -> Tiles:

@@ -100,7 +100,8 @@ def backward_kernel(
 ):  # fmt: skip
     """One program: ``steps`` blocks of BM rows, far apart from each other as all programs advance together.
 
-    INPUT: write dX, with ``residual`` added where there is one. SUMS: write the program's sums of dWeight and dBias to ``parts`` [programs, 2, C].
+    INPUT: write dX, with ``residual`` added where there is one. SUMS: write the program's sums of dWeight and
+    dBias to ``parts`` [programs, 2, C].
     """
     pid, programs = tl.program_id(0), tl.num_programs(0)
     if SUMS:
@@ -130,22 +131,22 @@ def backward_kernel(
         tl.store(place + C, tl.sum(shift_sum, 0), mask=c < C)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "groups"])
 def sum_parts_kernel(
-    parts, scale, shift, count,
-    GROUPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, C: tl.constexpr,
+    parts, scale, shift, count, groups,
+    BP: tl.constexpr, BC: tl.constexpr, C: tl.constexpr,
     SCALE: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """parts [count, 2, C] summed over the first axis, always in the same order.
 
-    GROUPS = 1: to ``scale`` and ``shift`` [C], either only if wanted. More: ``scale`` is [GROUPS, 2, C], and
+    One group: to ``scale`` and ``shift`` [C], either only if wanted. More: ``scale`` is [groups, 2, C], and
     a group sums its part of the first axis.
     """
     BLOCKS: tl.constexpr = (2 * C + BC - 1) // BC
     pid = tl.program_id(0)
     group = pid // BLOCKS
     column = (pid % BLOCKS) * BC + tl.arange(0, BC)
-    each = tl.cdiv(count, GROUPS)
+    each = tl.cdiv(count, groups)
     end = tl.minimum(group * each + each, count)
     acc = tl.zeros([BP, BC], tl.float32)
     for first in range(group * each, end, BP):
@@ -156,8 +157,9 @@ def sum_parts_kernel(
             other=0.0,
         )
     total = tl.sum(acc, 0)
-    if GROUPS > 1:
-        tl.store(scale + group * (2 * C) + column, total, mask=column < 2 * C)
+    if groups > 1:
+        target = scale + group * (2 * C) + column
+        tl.store(target, total.to(scale.dtype.element_ty), mask=column < 2 * C)
     else:
         if SCALE:
             tl.store(scale + column, total.to(scale.dtype.element_ty), mask=column < C)

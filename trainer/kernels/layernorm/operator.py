@@ -75,8 +75,8 @@ def _launch_parts(parts: Tensor, scale: Tensor, shift: Tensor, groups: int) -> N
     wanted = {"SCALE": scale.numel() > 0, "SHIFT": shift.numel() > 0}
     _launch_sum(
         groups * blocks(2 * c, _SUM_COLUMNS),
-        (parts, scale, shift), (count,),
-        {"GROUPS": groups, "BP": 64, "BC": _SUM_COLUMNS, "C": c} | wanted, {},
+        (parts, scale, shift), (count, groups),
+        {"BP": 64, "BC": _SUM_COLUMNS, "C": c} | wanted, {},
     )  # fmt: skip
 
 

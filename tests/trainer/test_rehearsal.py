@@ -1,0 +1,116 @@
+"""Going through a step so that its kernels are compiled: nothing is launched, nothing changes."""
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor, nn
+
+from megafold.trainer.kernels.ahead import compile_ahead
+from megafold.trainer.kernels.launch import Launch, compiling, only_compile
+from megafold.trainer.model.primitives import run_block
+from megafold.trainer.rehearsal import rehearsal, rehearsed
+
+
+class Kernel:
+    """Stands for a Triton kernel: what was launched, and what was only compiled."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        return lambda *arguments, **options: self.calls.append(("launched", arguments, options))
+
+    def warmup(self, *arguments: Any, grid: tuple[int], **options: Any) -> None:
+        self.calls.append(("compiled", arguments, options))
+
+
+def test_a_kernel_is_compiled_with_what_it_will_be_launched_with():
+    kernel = Kernel()
+    launch = Launch(kernel, 7, (5, 0.5), {"C": 16}, {"num_warps": 4})
+    x = torch.ones(3)
+    with only_compile():
+        assert compiling()
+        launch(x)
+    assert not compiling()
+    launch(x)
+    (first, *compiled), (second, *launched) = kernel.calls
+    assert (first, second) == ("compiled", "launched")
+    assert compiled == launched == [(x, 5, 0.5), {"C": 16, "num_warps": 4}]
+
+
+class Inner(torch.autograd.Function):
+    """Worthless numbers forward; notes that its backward pass ran."""
+
+    ran: bool = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.full_like(x, torch.nan)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        Inner.ran = True
+        return grads[0]
+
+
+class Block(nn.Module):
+    def __init__(self, several: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.several = several
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
+        y: Tensor = Inner.apply(self.linear(x) * mask[:, None])
+        return (y, x) if self.several else y
+
+
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_block_runs_forward_and_backward_and_leaves_zeros(several, gradients):
+    block, mask = Block(several), torch.ones(3, dtype=torch.bool)
+    x = torch.randn(3, 4, requires_grad=True)
+    Inner.ran = False
+    with rehearsal(), torch.set_grad_enabled(gradients):
+        results = run_block(block, x, mask, recompute=True)
+    assert Inner.ran == gradients
+    assert isinstance(results, tuple) == several
+    for each in results if several else (results,):
+        assert torch.equal(each, torch.zeros(3, 4))
+        assert each.requires_grad == gradients
+    assert x.grad is None
+    assert block.linear.weight.grad is None
+    assert torch.isnan(run_block(Block(False), x, mask, recompute=False)).all()
+
+
+def test_what_is_no_module_is_left_to_the_step():
+    with rehearsal():
+        assert rehearsed(lambda x: x, (torch.ones(2),)) is None
+    assert rehearsed(Block(False), (torch.ones(3, 4), torch.ones(3))) is None
+
+
+def test_all_is_compiled_when_the_context_is_left(monkeypatch):
+    """Triton's asynchronous mode is entered with the workers, and left before the pool ends."""
+    if triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET is set")
+    seen: dict[str, Any] = OrderedDict()
+
+    class Mode:
+        def __init__(self, pool: Any) -> None:
+            self.future = pool.submit(lambda: 3)
+            seen["workers"] = pool._max_workers
+
+        def __enter__(self) -> None:
+            seen["entered"] = compiling()
+
+        def __exit__(self, *_: object) -> None:
+            seen["left"] = (compiling(), self.future.result())
+
+    monkeypatch.setattr(triton, "AsyncCompileMode", Mode)
+    with compile_ahead(5):
+        assert compiling()
+        assert not torch.autograd.is_multithreading_enabled()
+    assert seen == {"workers": 5, "entered": False, "left": (False, 3)}
+    assert torch.autograd.is_multithreading_enabled()

@@ -1,0 +1,36 @@
+"""Kernels compiled before a step needs them, many at a time.
+
+Triton compiles a kernel when it is first launched, and the launch waits: a Pairformer block has some 40 of
+them. Here a step is gone through with nothing launched, while threads compile what it would launch: nearly
+all of the compiler's work is done outside of Python's lock. What the step gives is worthless and thrown away
+(``trainer/rehearsal.py``).
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+import triton
+
+from megafold.trainer.kernels.launch import only_compile
+
+
+@contextmanager
+def compile_ahead(workers: int | None = None) -> Iterator[None]:
+    """Within, a kernel that is not compiled yet is not launched but compiled, ``workers`` at a time.
+
+    What it would write stays as it was. Leaving waits for all of them and raises what the compiler raised.
+    """
+    if triton.knobs.runtime.interpret:
+        yield  # which compiles nothing
+        return
+    with (
+        ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool,
+        # A backward pass in another thread would know nothing of this.
+        torch.autograd.set_multithreading_enabled(False),
+        triton.AsyncCompileMode(pool),
+        only_compile(),
+    ):
+        yield
