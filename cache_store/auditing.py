@@ -115,7 +115,7 @@ def _absent(store: Store, wanted: Set[Digest], present: list[Digest]) -> Iterato
                 str(digest),
                 store.object_path(digest),
                 "no manifest names it",
-                "Nothing, or collect garbage to free its space.",
+                "Nothing, or `megafold cache gc` to free its space.",
             )
 
 

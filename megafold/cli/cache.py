@@ -1,4 +1,4 @@
-"""``megafold cache``: build, verify, info, ls, show, push."""
+"""``megafold cache``: build, verify, info, ls, show, push, gc."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from megafold.cli.gc import gc
 from megafold.cli.locations import CacheFolder, CacheLocation
 from megafold.cli.push import push
 
@@ -79,6 +80,7 @@ def command() -> None:
 
 
 command.add_command(push)
+command.add_command(gc)
 
 
 def _memory(_: click.Context, __: click.Parameter, text: str) -> str:

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
-from megafold.cache_store import MAIN_REF, Digest, LocalStore, WriteFailed
+from megafold.cache_store import JSON, MAIN_REF, Digest, LocalStore, MissingManifest, WriteFailed
+from megafold.cli.main import group
 from megafold.pipeline.builder.config import BuildConfig, FailureLimit, Resources, Sources
 from megafold.pipeline.builder.engine import Build, BuildReport
 from megafold.pipeline.builder.progress import BuildProgress
@@ -416,6 +418,50 @@ def test_removed_entry_leaves_the_snapshot(built, corpus, tmp_path):
     path = sorted((corpus / "structures").glob("*.cif.gz"))[-1]
     path.unlink()
     assert build(corpus, cache).entries == ENTRIES - 1
+
+
+def gc(cache: Path, *options: str) -> Result:
+    return CliRunner().invoke(group, ["cache", "gc", str(cache), "--older-than", "0", "--json", *options])
+
+
+def test_garbage_is_what_neither_snapshots_nor_interrupted_builds_name(built, corpus, tmp_path):
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    store = LocalStore.at(cache)
+    before = set(store.digests())
+    first = store.manifest().digest()
+    folder = next(path for path in sorted((corpus / "alignments").iterdir()) if list(path.glob("*.a3m*")))
+    (folder / "extra.a3m").write_text(query_of(folder))
+    build(corpus, cache)
+    assert json.loads(gc(cache).output)["removed"] == []  # the first snapshot may be some run's
+    store.manifest_path(first).unlink()
+    would = json.loads(gc(cache, "--dry-run").output)["removed"]
+    assert set(map(str, store.digests())) > set(would)
+    removed = json.loads(gc(cache).output)["removed"]
+    assert removed == would
+    still = {str(digest) for row in entry_rows(store.manifest()) for digest in [row.structure]}
+    assert not still & set(removed)
+    assert len(removed) in (1, 2)  # the alignment as it was, and its pairing if it had one
+    assert set(removed) < set(map(str, before))
+    assert build(corpus, cache).computed == {}
+
+    orphan = Digest.parse(removed[0])
+    store.put(LocalStore.at(built[0]).open(orphan).read_all())
+    outcome: dict[str, JSON] = {"result": {"object": str(orphan), "rows": 1}, "problems": []}
+    journal = store.journal("interrupted")
+    journal.append({"stage": "msa", "recipe": "r", "dictionary": "d", "outcome": outcome})
+    journal.close()
+    assert json.loads(gc(cache).output)["removed"] == []
+    journal.remove()
+    assert json.loads(gc(cache).output)["removed"] == [str(orphan)]
+
+
+def test_nothing_is_garbage_where_the_snapshot_is_lost(built, tmp_path):
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    store = LocalStore.at(cache)
+    before = list(store.digests())
+    store.manifest_path(store.manifest().digest()).unlink()
+    assert isinstance(gc(cache).exception, MissingManifest)
+    assert list(store.digests()) == before
 
 
 def test_lost_object_is_computed_again(built, sample, tmp_path):
