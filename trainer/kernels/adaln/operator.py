@@ -56,11 +56,15 @@ def _constants(tile: Tile, channels: int) -> dict[str, float]:
     return {"BM": tile.rows, "C": channels, "CP": padded(channels), "EPS": EPS}
 
 
-def _shared_rows(a: Tensor, s: Tensor) -> tuple[Tensor, Sharing]:
-    sharing = _sharing(a, s)
-    if sharing is None:
-        return s.expand(*a.shape[:-1], s.shape[-1]), Sharing(1, 1, a.shape[:-1].numel())
-    return s, sharing
+def _spread(product: Tensor, a: Tensor, s: Tensor) -> Tensor:
+    """A product of each row of ``s`` [rows, C] for each row of ``a`` instead."""
+    return product.view(*s.shape[:-1], -1).expand(*a.shape[:-1], -1).reshape(-1, product.shape[-1])
+
+
+def _gathered(gradient: Tensor, a: Tensor, s: Tensor) -> Tensor:
+    """The gradient of what :func:`_spread` was given."""
+    full = gradient.view(*a.shape[:-1], -1)
+    return full.sum_to_size(*s.shape[:-1], full.shape[-1]).view(-1, full.shape[-1])
 
 
 def modulate(
@@ -106,10 +110,13 @@ def _forward(
     a: Tensor, s: Tensor, norm_weight: Tensor, scale_weight: Tensor, scale_bias: Tensor, shift_weight: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    s, sharing = _shared_rows(a, s)
+    sharing = _sharing(a, s)
     with full_precision(a):
         normal = normalise(as_rows(s), norm_weight, None, dtype)
         scale, shift = normal @ scale_weight.to(dtype).T, normal @ shift_weight.to(dtype).T
+    if sharing is None:
+        scale, shift = _spread(scale, a, s), _spread(shift, a, s)
+        sharing = Sharing(1, 1, len(scale))
     return modulate(a, scale, shift, scale_bias, sharing, dtype)
 
 
@@ -117,20 +124,23 @@ def _backward(
     grad: Tensor, a: Tensor, s: Tensor, norm_weight: Tensor, scale_weight: Tensor, scale_bias: Tensor,
     shift_weight: Tensor, wanted: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    full, sharing = _shared_rows(a, s)
+    sharing = _sharing(a, s)
     with full_precision(a):
-        normal = normalise(as_rows(full), norm_weight, None, grad.dtype)
+        normal = normalise(as_rows(s), norm_weight, None, grad.dtype)
         scale = normal @ scale_weight.to(grad.dtype).T
+        rows = scale if sharing else _spread(scale, a, s)
         da, dscale, dshift = modulate_backward(
-            grad, a, scale, scale_bias, sharing, want_input=wanted[0], want_conditioning=any(wanted[1:])
-        )
+            grad, a, rows, scale_bias, sharing or Sharing(1, 1, len(rows)),
+            want_input=wanted[0], want_conditioning=any(wanted[1:]),
+        )  # fmt: skip
+        if sharing is None and any(wanted[1:]):
+            dscale, dshift = _gathered(dscale, a, s), _gathered(dshift, a, s)
         made = [da, no_gradient(a), no_gradient(a)]
         if wanted[1] or wanted[2]:
             dnormal = torch.addmm(
                 dscale @ scale_weight.to(grad.dtype), dshift, shift_weight.to(grad.dtype)
-            ).view(full.shape)
-            ds, parts = normalise_backward(dnormal, full, norm_weight, wanted[1], wanted[2])
-            made[1] = ds.sum_to_size(s.shape) if wanted[1] else no_gradient(a)
+            ).view(s.shape)
+            made[1], parts = normalise_backward(dnormal, s, norm_weight, wanted[1], wanted[2])
             made[2] = gradient_like(norm_weight, wanted[2], a)
             if wanted[2]:
                 sum_parts(parts, made[2], no_gradient(a))
