@@ -56,6 +56,16 @@ class Sources:
     ccd: Path | None = None
     ccd_extra: tuple[Path, ...] = ()
 
+    def absolute(self) -> "Sources":
+        """The same for a process in any folder: workers of a cluster that runs are in their own."""
+        return Sources(
+            corpus=self.corpus.absolute(),
+            alignments=None if self.alignments is None else self.alignments.absolute(),
+            template_structures=tuple(path.absolute() for path in self.template_structures),
+            ccd=None if self.ccd is None else self.ccd.absolute(),
+            ccd_extra=tuple(path.absolute() for path in self.ccd_extra),
+        )
+
     def with_templates_from_corpus(self) -> "Sources":
         """The same, with the corpus' own structures as templates where no folders are given.
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,7 +68,7 @@ class Build:
     """One run of ``megafold cache build``."""
 
     def __init__(self, config: BuildConfig, progress: BuildProgress) -> None:
-        self._config = config
+        self._config = config = replace(config, sources=config.sources.absolute())
         self._progress = progress
         self._dictionary = recipes.dictionary_identity(config.sources)
         self._clustering, remark = choose_clustering(config.clusters, max(1, config.resources.workers))

@@ -14,8 +14,12 @@ from megafold.pipeline.chemistry.library import ComponentLibrary, LibraryCompone
 from megafold.pipeline.chemistry.reference import ReferenceComponent
 from megafold.pipeline.manifest import EntryRow, entry_rows
 
-#: Failures that say nothing of the input: a network folder that was away for a moment, a damaged object.
-_TRANSIENT: Final = frozenset({"unreadable", "out-of-memory", "damaged-cache"})
+#: Failures that say nothing of the input: a network folder that was away for a moment, or that one worker
+#: does not see; a damaged object; memory.
+_TRANSIENT: Final = frozenset(
+    "unreadable unreadable-file unreadable-dictionary unreadable-cache no-such-folder damaged-cache "
+    "out-of-memory".split()
+)
 #: Failures that another dictionary may cure.
 _OF_THE_DICTIONARY: Final = frozenset({"unknown-component"})
 

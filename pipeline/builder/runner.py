@@ -149,6 +149,8 @@ class DaskRunner:
                     processes=True,
                     memory_limit=self._resources.memory_limit,
                     dashboard_address=None,
+                    # Else the scheduler asks for port 8787, and warns where another build has it.
+                    scheduler_kwargs={"dashboard_address": ":0"},
                     silence_logs=50,
                 )
                 self._client = distributed.Client(self._cluster)

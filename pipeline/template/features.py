@@ -61,9 +61,9 @@ def featurize_templates(
     """Make the ``template`` object of a protein chain.
 
     Reasons in ``skipped``: ``unsupported-hit-format`` (a whole file), ``no-chain-id`` (the name is no PDB
-    chain), ``too-short`` (fewer than 4 aligned residues), ``no-structure``, ``unreadable-structure``,
-    ``chain-not-found`` (no such protein chain in the entry), ``sequence-mismatch`` (the hit's residues are
-    not in the chain's sequence, or the query is not as alike to it as an M8 line says), ``other-query`` (an
+    chain), ``too-short`` (fewer than 4 aligned residues), ``no-structure``, ``unreadable`` (just now),
+    ``unreadable-structure``, ``chain-not-found`` (no such protein chain in the entry), ``sequence-mismatch``
+    (the hit's residues are not in the chain's sequence, or the query is not as alike to it as an M8 line says), ``other-query`` (an
     M8 line of another query), ``bad-range`` (an M8 line whose numbers cannot be), ``too-long-to-align``.
     Warnings name unsupported files, unreadable entries and how many hits were aligned again; they hold no
     path, for objects must not depend on where files lie.
@@ -129,7 +129,7 @@ def _use_hits(
             used.append(_template(hit, sequence, structures))
         except TemplateError as error:
             skipped[error.reason] += 1
-            if error.reason == "unreadable-structure":
+            if error.reason in ("unreadable", "unreadable-structure"):
                 unreadable[hit.entry] = error
     return used
 

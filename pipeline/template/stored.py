@@ -62,7 +62,7 @@ class StoredStructures:
         """The protein chains and release date of one of ``entries``.
 
         Raises:
-            TemplateError: its object cannot be read (``unreadable-structure``).
+            TemplateError: its object cannot be read (``unreadable``).
         """
         digest = self.entries[entry]
         try:
@@ -73,7 +73,7 @@ class StoredStructures:
             raise TemplateError(
                 f"{entry}: its structure in {self._store.path} cannot be read ({error}); "
                 "build that cache again",
-                reason="unreadable-structure",
+                reason="unreadable",
             ) from error
         released: Any = content.attributes["release_date"]
         return TemplateEntry(

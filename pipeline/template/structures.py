@@ -85,7 +85,8 @@ class TemplateStructures:
         """The chains and release date of an entry, None where there is no structure of it.
 
         Raises:
-            TemplateError: the structure cannot be read (``unreadable-structure``).
+            TemplateError: the structure cannot be read now (``unreadable``), or at all
+                (``unreadable-structure``).
         """
         key = entry.lower()
         loaded = self._loaded.get(key)
@@ -143,7 +144,9 @@ def _read(path: Path) -> AlignmentText:
     try:
         return read_text(path)
     except AlignmentError as error:
-        raise TemplateError(str(error), reason="unreadable-structure") from None
+        # What cannot be read just now says nothing of the structure; broken compression does.
+        away = error.reason == "unreadable"
+        raise TemplateError(str(error), reason="unreadable" if away else "unreadable-structure") from None
 
 
 def _load(entry: str, path: Path) -> TemplateEntry:

@@ -1,5 +1,6 @@
 """The build: reuse, determinism, failures, interruption. On a small sample corpus, end to end."""
 
+import contextlib
 import errno
 import json
 import os
@@ -387,6 +388,42 @@ def test_wrong_alignment_leaves_the_entry_without_an_msa(built, corpus, tmp_path
     concerned = [chain for chain in chains if chain.sequence_digest[:16] == folder.name]
     assert concerned
     assert all(chain.msa == "" and chain.msa_status == "failed" for chain in concerned)
+
+
+def test_workers_in_another_folder_find_files_that_are_named_from_here(built, corpus, tmp_path, monkeypatch):
+    from megafold.pipeline.builder import runner
+
+    honest = runner.run_task
+
+    def elsewhere(config, task):
+        with contextlib.chdir("/"):
+            return honest(config, task)
+
+    monkeypatch.setattr(runner, "run_task", elsewhere)
+    monkeypatch.chdir(tmp_path)
+    report = build(corpus.relative_to(tmp_path), Path("cache"))
+    assert report.failures == []
+    assert report.manifest == built[1].manifest
+
+
+def test_structure_that_could_not_be_read_for_a_moment_is_tried_again(built, sample, tmp_path, monkeypatch):
+    from megafold.pipeline.builder import tasks
+
+    honest = tasks.featurize_structure
+    unlucky = sorted((sample / "structures").glob("*.cif.gz"))[0]
+
+    def away(path, *others):
+        if path == unlucky:
+            path = path.with_name("unmounted.cif.gz")
+        return honest(path, *others)
+
+    monkeypatch.setattr(tasks, "featurize_structure", away)
+    report = build(sample, tmp_path / "cache")
+    assert {failure["reason"] for failure in report.failures} == {"unreadable-file"}
+    monkeypatch.setattr(tasks, "featurize_structure", honest)
+    again = build(sample, tmp_path / "cache")
+    assert again.computed["structure"] == 1
+    assert again.manifest == built[1].manifest
 
 
 def test_alignment_that_cannot_be_read_costs_its_chain_alone(built, corpus, tmp_path):

@@ -142,7 +142,7 @@ def test_a_lost_object_is_named(sample, tmp_path):
     next(path for path in cache.rglob(f"*{row.structure[4:]}*")).unlink()
     with pytest.raises(TemplateError, match=entry) as caught:
         stored.load(entry)
-    assert caught.value.reason == "unreadable-structure"
+    assert caught.value.reason == "unreadable"
 
 
 @pytest.mark.corpus
