@@ -63,8 +63,9 @@ def featurize_templates(
     Reasons in ``skipped``: ``unsupported-hit-format`` (a whole file), ``no-chain-id`` (the name is no PDB
     chain), ``too-short`` (fewer than 4 aligned residues), ``no-structure``, ``unreadable`` (just now),
     ``unreadable-structure``, ``chain-not-found`` (no such protein chain in the entry), ``sequence-mismatch``
-    (the hit's residues are not in the chain's sequence, or the query is not as alike to it as an M8 line says), ``other-query`` (an
-    M8 line of another query), ``bad-range`` (an M8 line whose numbers cannot be), ``too-long-to-align``.
+    (the hit's residues are not in the chain's sequence, or the query is not as alike to it as an M8 line
+    says), ``other-query`` (an M8 line of another query), ``bad-range`` (an M8 line whose numbers cannot be),
+    ``too-long-to-align``.
     Warnings name unsupported files, unreadable entries and how many hits were aligned again; they hold no
     path, for objects must not depend on where files lie.
 
