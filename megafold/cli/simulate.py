@@ -50,7 +50,10 @@ def command(
     numbers = gpus or _GPUS
     tables = {"longest": ("The longest sample that fits:", [_longest(inputs, number) for number in numbers])}
     if tokens is not None:
-        tables["steps"] = (f"{tokens} tokens:", [_step(inputs, number, tokens, sp) for number in numbers])
+        divided = [number for number in numbers if number % (sp or 1) == 0]
+        if not divided:
+            raise click.UsageError(f"--sp {sp} divides none of --gpus {', '.join(map(str, numbers))}")
+        tables["steps"] = (f"{tokens} tokens:", [_step(inputs, number, tokens, sp) for number in divided])
     length = tokens or _TOKENS
     if schemes:
         title = f"Ways to share the trunk; bytes and seconds for {length} tokens:"
@@ -102,8 +105,8 @@ def _step(inputs: Any, gpus: int, tokens: int, sp: int | None) -> dict[str, Any]
     from megafold.trainer.parallel.simulator import smallest_sp
 
     chosen = sp or smallest_sp(inputs, tokens, gpus)
-    if chosen is None or gpus % chosen:
-        return {"gpus": gpus, "sp": chosen, "tokens": tokens}
+    if chosen is None:
+        return {"gpus": gpus, "sp": None, "tokens": tokens, "step_s": None}
     return {"gpus": gpus, "sp": chosen, "tokens": tokens, **_times(inputs, gpus, chosen, tokens)}
 
 

@@ -212,7 +212,7 @@ def test_the_command_prints_both_tables():
     printed = json.loads(result.output)
     assert [row["sp"] for row in printed["longest"]] == [2, 8]
     assert printed["longest"][1]["times_longer"] > printed["longest"][0]["times_longer"] > 1
-    assert printed["steps"][0] == {"gpus": 2, "sp": None, "tokens": 4000}
+    assert printed["steps"][0] == {"gpus": 2, "sp": None, "tokens": 4000, "step_s": None}
     assert printed["steps"][1]["samples_per_s"] > 0
     text = CliRunner().invoke(group, ARGUMENTS).output
     assert "does not fit" in text
@@ -234,3 +234,17 @@ def test_the_command_compares_schemes_and_draws_them(tmp_path):
 def test_the_simulator_needs_no_torch():
     code = "import sys, megafold.trainer.parallel.simulator; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_groups_that_do_not_divide_the_gpus_are_left_out_or_refused():
+    asked = ["simulate", "--tokens", "512", "--sp", "3", "--gpus", "8"]
+    refused = CliRunner().invoke(group, asked)
+    assert refused.exit_code == 2
+    assert "--sp 3 divides none of --gpus 8" in refused.output
+    result = CliRunner().invoke(group, [*asked, "--gpus", "6", "--json"])
+    assert [row["gpus"] for row in json.loads(result.output)["steps"]] == [6]
+
+
+def test_samples_that_fit_on_no_number_of_gpus_are_told():
+    result = CliRunner().invoke(group, [*ARGUMENTS, "--tokens", "1000000", "--gpus", "2"])
+    assert result.output.splitlines()[-1].endswith("does not fit")
