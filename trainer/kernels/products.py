@@ -11,6 +11,27 @@ lose.
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+#: What float32 leaves of it.
+LOG2E_REST = tl.constexpr(1.925963033500011079e-8)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def half_open(power):
+    """1 / (1 + ``power``), rounded as IEEE 754 says."""
+    return tl.div_rn(tl.full(power.shape, 1.0, tl.float32), 1.0 + power)
+
+
+@triton.jit
+def sigmoid(x):
+    """Of float32, with the roundings of PyTorch's: quick divisions and powers would show."""
+    # e^-x = 2^(-x·log2 e): the rounding of the product is put right.
+    product = x * -LOG2E
+    lost = tl.fma(x, -LOG2E, -product) - x * LOG2E_REST
+    power = tl.exp2(product)
+    return half_open(tl.where(product < 127.0, power + power * (lost * LN2), power))
+
 
 @triton.jit
 def _halves(tile):

@@ -21,12 +21,8 @@ offsets within a tile are 32-bit.
 import triton
 import triton.language as tl
 
-from megafold.trainer.kernels.products import add_product, product_t
+from megafold.trainer.kernels.products import LN2, LOG2E, LOG2E_REST, add_product, product_t
 
-LOG2E = tl.constexpr(1.4426950408889634)
-#: What float32 leaves of it.
-LOG2E_REST = tl.constexpr(1.925963033500011079e-8)
-LN2 = tl.constexpr(0.6931471805599453)
 #: Numbers that differ from length to length: nothing is compiled anew for one. Strides of rows are multiples
 #: of 16 at every length, IP and JP of 128, and stay known to be.
 _SIZES = ["R", "NI", "NJ"]

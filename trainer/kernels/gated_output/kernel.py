@@ -11,12 +11,15 @@ channels (of a head) lie next to each other. A tile is BM positions of one row. 
 import triton
 import triton.language as tl
 
-from megafold.trainer.kernels.products import add_product, product, product_t
+from megafold.trainer.kernels.products import add_product_kept, product, product_t, sigmoid
 
 
 @triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
+def _sigmoid(x, WIDE: tl.constexpr):
+    if WIDE:
+        return sigmoid(x)
+    else:
+        return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
 
 
 @triton.jit
@@ -40,7 +43,7 @@ def forward_kernel(
     w = tl.load(
         weight + c[:, None] * (H * D) + k[None, :], mask=(c < C)[:, None] & (k < H * D)[None, :], other=0.0
     )
-    g = _sigmoid(tl.load(g_tile, mask=present, other=0.0).to(tl.float32))
+    g = _sigmoid(tl.load(g_tile, mask=present, other=0.0).to(tl.float32), w.dtype == tl.float32)
     u = (g * tl.load(x_tile, mask=present, other=0.0).to(tl.float32)).to(w.dtype)
     y = product_t(u, w, PRECISION, 32)
     written = inside & (c < C)[None, :]
@@ -71,6 +74,7 @@ def backward_kernel(
     whole = (c < C)[:, None] & (k < H * D)[None, :]
     w = tl.load(weight + c[:, None] * (H * D) + k[None, :], mask=whole, other=0.0)
     dw = tl.zeros([CP, KP], tl.float32)
+    lost = tl.zeros([CP, KP], tl.float32)
     for tile in range(tl.program_id(0), B * R * tiles, tl.num_programs(0)):
         first, row = (tile % tiles) * BM, tile // tiles
         b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
@@ -86,10 +90,11 @@ def backward_kernel(
             kept = keep + b * m_b + r * m_r + start * m_n + (n[:, None] * m_n + c[None, :])
             dy *= tl.load(kept, mask=written, other=0.0).to(tl.float32)
         dy = dy.to(w.dtype)
-        g = _sigmoid(tl.load(gate + g_place, mask=present, other=0.0).to(tl.float32))
+        g = tl.load(gate + g_place, mask=present, other=0.0).to(tl.float32)
+        g = _sigmoid(g, w.dtype == tl.float32)
         x_tile = tl.load(x + x_place, mask=present, other=0.0).to(tl.float32)
         u = g * x_tile
-        dw = add_product(dw, tl.trans(dy), u.to(w.dtype), PRECISION)
+        dw, lost = add_product_kept(dw, lost, tl.trans(dy), u.to(w.dtype), PRECISION)
         du = product(dy, w, PRECISION, 32)
         y_place = b * y_b + r * y_r + start * y_n + (n[:, None] * y_n + ((k // D) * y_h + k % D)[None, :])
         tl.store(dx + y_place, (du * g).to(dx.dtype.element_ty), mask=present)
@@ -108,7 +113,8 @@ def gate_kernel(x, gate, out, M, C, x_m, g_m, BM: tl.constexpr, BC: tl.constexpr
     c = (pid % blocks) * BC + tl.arange(0, BC)
     present = (m < M)[:, None] & (c < C)[None, :]
     row = m.to(tl.int64)[:, None]
-    g = _sigmoid(tl.load(gate + row * g_m + c[None, :], mask=present, other=0.0).to(tl.float32))
+    g = tl.load(gate + row * g_m + c[None, :], mask=present, other=0.0).to(tl.float32)
+    g = _sigmoid(g, gate.dtype.element_ty == tl.float32)
     y = g * tl.load(x + row * x_m + c[None, :], mask=present, other=0.0).to(tl.float32)
     tl.store(out + row * C + c[None, :], y.to(out.dtype.element_ty), mask=present)
 
@@ -124,7 +130,8 @@ def gate_gradient_kernel(
     c = (pid % blocks) * BC + tl.arange(0, BC)
     present = (m < M)[:, None] & (c < C)[None, :]
     row = m.to(tl.int64)[:, None]
-    g = _sigmoid(tl.load(gate + row * g_m + c[None, :], mask=present, other=0.0).to(tl.float32))
+    g = tl.load(gate + row * g_m + c[None, :], mask=present, other=0.0).to(tl.float32)
+    g = _sigmoid(g, gate.dtype.element_ty == tl.float32)
     d = g * tl.load(dout + row * C + c[None, :], mask=present, other=0.0).to(tl.float32)
     tl.store(dx + row * C + c[None, :], d.to(dx.dtype.element_ty), mask=present)
     d *= (1.0 - g) * tl.load(x + row * x_m + c[None, :], mask=present, other=0.0).to(tl.float32)

@@ -42,7 +42,13 @@ from megafold.trainer.kernels.dealing import (
     scattered,
 )
 from megafold.trainer.kernels.layernorm.kernel import inverse_root
-from megafold.trainer.kernels.products import add_product, product_t
+from megafold.trainer.kernels.products import (
+    add_kept,
+    add_product,
+    add_product_kept,
+    half_open,
+    product_t,
+)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -56,10 +62,12 @@ _COUNTS = ["Q", "blocks", "parts"]
 
 
 @triton.jit
-def _open(gate):
+def _open(gate, WIDE: tl.constexpr):
     """The sigmoid of what ``gate`` is -log2(e) times of."""
-    # A division that rounds correctly costs ten instructions.
-    if INTERPRETED:
+    # A division that rounds correctly costs ten instructions: float32 has it.
+    if WIDE:
+        return half_open(tl.exp2(gate))
+    elif INTERPRETED:
         return 1.0 / (1.0 + tl.exp2(gate))
     else:
         return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(gate))
@@ -338,7 +346,7 @@ def project_kernel(
             both = tl.dot(matrix, normal_t, input_precision=PRECISION)
         both = _shifted(both, shift[:, None])
         value, gate = _split_rows(both, BLOCK, ROWS)
-        value = tl.where(held[None, :], _open(gate) * value, 0.0)
+        value = tl.where(held[None, :], _open(gate, narrow.dtype == tl.float32) * value, 0.0)
         if DEAL:
             _store_dealt_channels(ab, value, first, start, R, EVEN)
         else:
@@ -390,7 +398,7 @@ def output_kernel(
             before = _load_rows(z, first, local, row, present, channels, Z, EVEN)
         gate = _shifted(product_t(normal, gate, PRECISION), gate_shift[None, :])
         value = _shifted(product_t(narrow, value, PRECISION), shift[None, :])
-        result = gathered(_open(gate) * value, DEAL)
+        result = gathered(_open(gate, narrow.dtype == tl.float32) * value, DEAL)
         if DROPPED > 0:
             result *= kept.to(tl.float32)
         if RESIDUAL:
@@ -425,7 +433,7 @@ def output_gradient_kernel(
             kept = _load_keep(keep, first, local, row, channels, N, Z, DROPPED, WHOLE)
         gate = product_t(normal, opening, PRECISION)
         value = product_t(tile, matrix, PRECISION)
-        gate = _open(_shifted(gate, gate_shift[None, :]))
+        gate = _open(_shifted(gate, gate_shift[None, :]), dtype == tl.float32)
         if DROPPED > 0:
             grad *= kept.to(tl.float32)
         grad = scattered(grad, ROWS, DEAL) * gate
@@ -461,6 +469,7 @@ def input_gradient_kernel(
     normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
     held = _load_factors(factors + 2 * R, first, R, ROWS, EVEN)
     dnormal = tl.zeros([ROWS, Z], tl.float32)
+    lost = tl.zeros([ROWS, Z], tl.float32)
     ahead = _load_channels(dab, first, block, R, ROWS, EVEN)
     for start in range(0, C2, BLOCK):
         # 64-bit offsets: one address and constants, where each 32-bit offset takes two registers.
@@ -471,7 +480,7 @@ def input_gradient_kernel(
         ahead = _load_channels(dab, first, (start + BLOCK + block) % C2, R, ROWS, EVEN)
         both = _shifted(product_t(normal, matrix, PRECISION), shift[None, :])
         value, gate = _split_columns(both, BLOCK, ROWS)
-        gate = _open(gate)
+        gate = _open(gate, dtype == tl.float32)
         if dtype.primitive_bitwidth == 16:
             grad = pinned(grad, dtype)
         grad *= gate * held[:, None]
@@ -481,13 +490,13 @@ def input_gradient_kernel(
             dnormal = add_product(dnormal, both, matrix, PRECISION)
         else:
             value_matrix, gate_matrix = _split_rows(matrix, BLOCK, Z)
-            dnormal = add_product(dnormal, grad, value_matrix, PRECISION)
-            dnormal = add_product(dnormal, dgate, gate_matrix, PRECISION)
+            dnormal, lost = add_product_kept(dnormal, lost, grad, value_matrix, PRECISION)
+            dnormal, lost = add_product_kept(dnormal, lost, dgate, gate_matrix, PRECISION)
     for start in range(0, Z, GATE_BLOCK):
         c = start + tl.arange(0, GATE_BLOCK)
         matrix = tl.load(packed + (2 * C2 + c)[:, None] * Z + k[None, :])
         grad = _load_positions(dproducts, first, c, R, 2 * Z, ROWS, EVEN)
-        dnormal = add_product(dnormal, grad, matrix, PRECISION)
+        dnormal, lost = add_product_kept(dnormal, lost, grad, matrix, PRECISION)
     # Read again and not kept: the registers are wanted above, and the cache still has it. The policy tells
     # the compiler that it is another load.
     tile = _load_positions(standard, first, k, R, Z, ROWS, EVEN, True).to(tl.float32)
@@ -519,6 +528,8 @@ def weight_gradient_kernel(
     shift = tl.load(offsets + m)
     product = tl.zeros([2 * BLOCK, Z], tl.float32)
     total = tl.zeros([2 * BLOCK], tl.float32)
+    product_lost = tl.zeros([2 * BLOCK, Z], tl.float32)
+    total_lost = tl.zeros([2 * BLOCK], tl.float32)
     for block in range(part, blocks, parts):
         first = tl.cast(block, tl.int64) * ROWS
         held = _load_factors(factors + 2 * R, first, R, ROWS, EVEN)
@@ -526,11 +537,14 @@ def weight_gradient_kernel(
         grad = _load_channels(dab, first, c, R, ROWS, EVEN)
         both = _shifted(product_t(matrix, normal, PRECISION), shift[:, None])
         value, gate = _split_rows(both, BLOCK, ROWS)
-        gate = _open(gate)
+        gate = _open(gate, dtype == tl.float32)
         grad = grad.to(tl.float32) * (gate * held[None, :])
         both = _join_rows(grad, grad * value * (gate * LN2 - LN2), BLOCK, ROWS)
-        total += tl.sum(both, 1)
-        product = add_product(product, both.to(dtype), normal, PRECISION)
+        if dtype == tl.float32:
+            total, total_lost = add_kept(total, total_lost, tl.sum(both, 1))
+        else:
+            total += tl.sum(both, 1)
+        product, product_lost = add_product_kept(product, product_lost, both.to(dtype), normal, PRECISION)
     line = part * (2 * C2) + m
     tl.store(products + line[:, None] * Z + k[None, :], product)
     tl.store(sums + line, total)
@@ -553,12 +567,17 @@ def output_weight_gradient_kernel(
     k, c = tl.arange(0, WIDTH), row + tl.arange(0, BLOCK)
     product = tl.zeros([BLOCK, WIDTH], tl.float32)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
+    product_lost = tl.zeros([BLOCK, WIDTH], tl.float32)
+    total_lost = tl.zeros([ROWS, BLOCK], tl.float32)
     for block in range(part, blocks, parts):
         first = tl.cast(block, tl.int64) * ROWS
         tile = _load_positions(normal, first, k, R, WIDTH, ROWS, EVEN)
         grad = _load_positions(dproducts, first, offset + c, R, 2 * Z, ROWS, EVEN)
-        total += grad.to(tl.float32)
-        product = add_product(product, tl.trans(grad), tile, PRECISION)
+        if grad.dtype == tl.float32:
+            total, total_lost = add_kept(total, total_lost, grad)
+        else:
+            total += grad.to(tl.float32)
+        product, product_lost = add_product_kept(product, product_lost, tl.trans(grad), tile, PRECISION)
     line = part * Z + c
     tl.store(products + line[:, None] * WIDTH + k[None, :], product)
     tl.store(sums + line, tl.sum(total, 0))
