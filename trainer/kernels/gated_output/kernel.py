@@ -11,7 +11,7 @@ channels (of a head) lie next to each other. A tile is BM positions of one row. 
 import triton
 import triton.language as tl
 
-from megafold.trainer.kernels.products import add_product_kept, product, product_t, sigmoid
+from megafold.trainer.kernels.products import add_product, product, product_t, sigmoid
 
 
 @triton.jit
@@ -74,7 +74,6 @@ def backward_kernel(
     whole = (c < C)[:, None] & (k < H * D)[None, :]
     w = tl.load(weight + c[:, None] * (H * D) + k[None, :], mask=whole, other=0.0)
     dw = tl.zeros([CP, KP], tl.float32)
-    lost = tl.zeros([CP, KP], tl.float32)
     for tile in range(tl.program_id(0), B * R * tiles, tl.num_programs(0)):
         first, row = (tile % tiles) * BM, tile // tiles
         b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
@@ -94,7 +93,7 @@ def backward_kernel(
         g = _sigmoid(g, w.dtype == tl.float32)
         x_tile = tl.load(x + x_place, mask=present, other=0.0).to(tl.float32)
         u = g * x_tile
-        dw, lost = add_product_kept(dw, lost, tl.trans(dy), u.to(w.dtype), PRECISION)
+        dw = add_product(dw, tl.trans(dy), u.to(w.dtype), PRECISION)
         du = product(dy, w, PRECISION, 32)
         y_place = b * y_b + r * y_r + start * y_n + (n[:, None] * y_n + ((k // D) * y_h + k % D)[None, :])
         tl.store(dx + y_place, (du * g).to(dx.dtype.element_ty), mask=present)
