@@ -88,7 +88,7 @@ class TrainConfig:
     alpha_bond: float = 0.0
     device: str = "auto"
     backend: Backend = "eager"
-    cuda_graphs: CudaGraphs = "off"
+    cuda_graphs: CudaGraphs = "auto"
     precision: Precision = "bf16"
     deterministic: bool = False
     seed: int = 0

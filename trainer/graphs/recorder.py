@@ -1,7 +1,7 @@
 """What records CUDA graphs of functions, and what may be recorded by it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +42,7 @@ class CudaRecorder:
         self._device = device
         self._pool: Any = None
         self._stream: Any = None
+        self._failed: list[torch.cuda.CUDAGraph] = []
 
     def __call__(self, *passes: Pass, alone: bool = False) -> list[Recorded]:
         """See :class:`Recorder`."""
@@ -71,7 +72,10 @@ class CudaRecorder:
             ):
                 results = run()
         except RuntimeError:
-            _end_allocations(self._device, pool)
+            # PyTorch takes a recording that failed for one that goes on: no other may use its memory, and it
+            # is asked with every allocation.
+            self._failed.append(graph)
+            self._pool = torch.cuda.graph_pool_handle()
             raise
 
         def replay() -> None:
@@ -124,11 +128,3 @@ class _Draws:
         self._own.set_state(self._default.get_state())
         yield
         self._default.set_state(self._own.get_state())
-
-
-def _end_allocations(device: torch.device, pool: Any) -> None:
-    """Let PyTorch know that a recording that failed allocates no more; it forgets to by itself."""
-    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
-    with suppress(RuntimeError):  # it has ended: what failed was not the recording
-        if end is not None:
-            end(torch.device(device).index or 0, pool)
