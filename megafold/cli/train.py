@@ -144,12 +144,17 @@ def _config(preset: str, values: dict[str, Any]) -> Any:
 
 
 def _typed(name: str, text: str, kind: type) -> Any:
-    if kind is bool:
-        return text.lower() in ("1", "true", "yes")
     try:
-        return kind(text)
+        return _truth(text) if kind is bool else kind(text)
     except ValueError as error:
         raise click.UsageError(f"--set {name}={text}: {error}") from error
+
+
+def _truth(text: str) -> bool:
+    meanings = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if text.lower() not in meanings:
+        raise ValueError(f"give one of {', '.join(meanings)}")
+    return meanings[text.lower()]
 
 
 def _data(cache: Path | str, values: dict[str, Any], config: Any) -> Any:

@@ -3,7 +3,8 @@
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from megafold.pipeline.errors import InputError
 
@@ -204,8 +205,36 @@ def _from_mapping(cls: type, values: Mapping[str, Any], where: str) -> Any:
     for name, value in values.items():
         if is_dataclass(hints[name]) and isinstance(value, Mapping):
             value = _from_mapping(hints[name], value, f"{where}.{name}")
-        read[name] = tuple(value) if isinstance(value, list) else value
+        value = tuple(value) if isinstance(value, list) else value
+        _require(
+            _is_a(value, hints[name]), f"{where}.{name} is {value!r}: it has to be {_in_words(hints[name])}"
+        )
+        read[name] = value
     return cls(**read)
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of a setting's type; which texts a ``Literal`` takes the class itself tells."""
+    kind, arguments = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return isinstance(value, str)
+    if kind is UnionType:
+        return any(_is_a(value, argument) for argument in arguments)
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_is_a(item, arguments[0]) for item in value)
+    if hint is float:
+        return _is_a(value, int) or isinstance(value, float)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def _in_words(hint: Any) -> str:
+    kind, arguments = get_origin(hint), get_args(hint)
+    if kind is UnionType:
+        return " or ".join(map(_in_words, arguments))
+    if kind is tuple:
+        return f"a list, each item {_in_words(arguments[0])}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+    return words.get(hint, "text" if kind is Literal else "an object")
 
 
 def _check_date(text: str | None, where: str) -> None:

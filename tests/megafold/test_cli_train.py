@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from megafold.cli import sample, stream, train
+from megafold.cli.main import group
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
 
@@ -56,3 +58,13 @@ def test_equal_options_mean_equal_samples_in_all_commands(cache):
         assert (config.seed, config.crop.tokens, config.crop.atoms, config.msa.rows) == (5, 77, 948, 55)
         assert (config.template.count, config.template.candidates) == (33, 33)
         assert (config.crop, config.template) == (configs[0].crop, configs[0].template)
+
+
+def test_settings_of_no_meaning_are_refused(cache, tmp_path):
+    for setting in ("deterministic=maybe", "steps=x", "learning_rate=fast", "no_such=1"):
+        result = CliRunner().invoke(
+            group, ["train", str(cache), "--set", setting, "--out", str(tmp_path / "out")]
+        )
+        assert result.exit_code == 2, result.output
+        assert f"--set {setting}" in result.output
+    assert not (tmp_path / "out").exists()

@@ -1,5 +1,7 @@
 import hashlib
+import json
 from collections import Counter
+from dataclasses import asdict
 from fractions import Fraction
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.manifest import manifest_from_rows
-from megafold.pipeline.stream import SamplingConfig, StreamConfig
+from megafold.pipeline.stream import CropConfig, SamplingConfig, StreamConfig
 from megafold.pipeline.stream.random_streams import RandomStreams, random_rotations
 from megafold.pipeline.stream.sampling import TargetSampler, target_weights
 from tests.pipeline.test_manifest import attributes, chain_row, entry_row
@@ -211,3 +213,30 @@ def test_settings_are_read_from_mappings():
         StreamConfig.from_mapping({"crop": {"token": 1}})
     with pytest.raises(InputError, match="not an ISO date"):
         SamplingConfig(released_before="30.9.2021")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": "1"}, r"stream\.seed is '1': it has to be a whole number"),
+        ({"augment": "no"}, r"stream\.augment is 'no': it has to be true or false"),
+        ({"crop": {"tokens": 1.5}}, r"stream\.crop\.tokens is 1\.5"),
+        ({"crop": {"tokens": True}}, r"stream\.crop\.tokens is True"),
+        ({"crop": 5}, r"stream\.crop is 5: it has to be an object"),
+        ({"sampling": {"entries": "1abc"}}, r"entries is '1abc': it has to be a list, each item text"),
+        ({"sampling": {"max_tokens": "9"}}, "max_tokens is '9': it has to be a whole number or null"),
+        ({"sampling": {"where": 5}}, "where is 5: it has to be text"),
+        ({"sampling": {"split": {"part": 1}}}, "part is 1: it has to be text"),
+    ],
+)
+def test_settings_of_another_type_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        StreamConfig.from_mapping(settings)
+
+
+def test_settings_come_back_from_what_json_makes_of_them():
+    config = StreamConfig(
+        crop=CropConfig(contiguous=0, spatial=1, interface=0),
+        sampling=SamplingConfig(entries=("1abc",), max_resolution=3, released_before="2021-09-30"),
+    )
+    assert StreamConfig.from_mapping(json.loads(json.dumps(asdict(config)))) == config
