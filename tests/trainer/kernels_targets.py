@@ -142,8 +142,8 @@ def _block_source(
     wide = ("parts", "dbias", "norm_weight", "norm_bias")
     pointers = dict.fromkeys(_BLOCK_NARROW, pointer(itemsize)) | dict.fromkeys(wide, "*fp32")
     sizes = {"C": channels, "CP": channels, "H": HEADS, "D": channels // HEADS, "HP": 16, "KP": channels}
-    constants = {"BM": tile.rows, "BN": tile.columns, "EPS": EPS, "PRECISION": "ieee"}
-    return function, pointers, sizes | constants | own
+    blocks = {"BM": tile.rows, "BN": tile.columns, "BK": min(tile.columns, channels)}
+    return function, pointers, sizes | blocks | {"EPS": EPS, "PRECISION": "ieee"} | own
 
 
 def multiplication_pointers(itemsize: int) -> dict[str, str]:

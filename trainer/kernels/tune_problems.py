@@ -191,7 +191,7 @@ def output_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
         output_tiles.FAMILY, dtype, channels, length, _as_they_are(runs),
         {
             "forward": _position_candidates((channels,), (1,)),
-            "backward": _position_candidates((channels,), (many, 2 * many)),
+            "backward": _position_candidates((32, 64, channels), (many, 2 * many)),
         },
     )  # fmt: skip
 

@@ -11,6 +11,14 @@ channels (of a head) lie next to each other. A tile is BM positions of one row. 
 import triton
 import triton.language as tl
 
+from megafold.trainer.kernels.dealing import (
+    dealt,
+    gathered,
+    gathered_columns,
+    gathered_rows,
+    pinned,
+    scattered,
+)
 from megafold.trainer.kernels.products import add_product, product, product_t, sigmoid
 
 
@@ -62,44 +70,58 @@ def backward_kernel(
     dout, x, gate, weight, keep, dx, dgate, parts, B, R, N,
     x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, y_b, y_r, y_h, y_n, w_b, w_r, w_h, w_n, m_b, m_r, m_n,
     o_b, o_r, o_n, H: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    BM: tl.constexpr, PRECISION: tl.constexpr, HAS_KEEP: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
-    """dX and dGate; the sums for dW are kept in registers over many tiles.
+    """BK channels of dX and dGate; the sums for dW are kept in registers over many tiles.
 
-    Strides: ``y_*`` of dX, ``w_*`` of dGate, ``o_*`` of ``dout``. parts: [programs, C, K] float32, one sum of
-    dW for each program; the caller adds them in their order.
+    Strides: ``y_*`` of dX, ``w_*`` of dGate, ``o_*`` of ``dout``. parts: [programs · BK / KP, C, K] float32,
+    sums of dW; the caller adds them in their order. Programs that take the same positions follow each other,
+    so that dOut is read from memory once.
     """
+    SLICES: tl.constexpr = KP // BK
+    dtype = weight.dtype.element_ty
+    DEAL: tl.constexpr = dtype.primitive_bitwidth == 16 and BK % 32 == 0 and CP % 32 == 0
+    C_GROUPS: tl.constexpr = CP // 32 if DEAL else 1
+    K_GROUPS: tl.constexpr = BK // 32 if DEAL else 1
     tiles = tl.cdiv(N, BM)
-    n, k, c = tl.arange(0, BM), tl.arange(0, KP), tl.arange(0, CP)
+    part, left = tl.program_id(0) // SLICES, tl.program_id(0) % SLICES * BK
+    # Of the weight, as the products take it; of the tiles, as memory has them.
+    k, c = left + dealt(tl.arange(0, BK), DEAL), dealt(tl.arange(0, CP), DEAL)
     whole = (c < C)[:, None] & (k < H * D)[None, :]
     w = tl.load(weight + c[:, None] * (H * D) + k[None, :], mask=whole, other=0.0)
-    dw = tl.zeros([CP, KP], tl.float32)
-    for tile in range(tl.program_id(0), B * R * tiles, tl.num_programs(0)):
+    n_c, n_k = gathered_rows(BM, C_GROUPS, DEAL), gathered_rows(BM, K_GROUPS, DEAL)
+    c_c = gathered_columns(BM, CP, DEAL)
+    c_k = left + gathered_columns(BM, BK, DEAL)
+    dw = tl.zeros([CP, BK], tl.float32)
+    for tile in range(part, B * R * tiles, tl.num_programs(0) // SLICES):
         first, row = (tile % tiles) * BM, tile // tiles
         b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
         start = tl.cast(first, tl.int64)
-        inside = (n < N - first)[:, None]
-        present = inside & (k < H * D)[None, :]
-        x_place = b * x_b + r * x_r + start * x_n + (n[:, None] * x_n + ((k // D) * x_h + k % D)[None, :])
-        g_place = b * g_b + r * g_r + start * g_n + (n[:, None] * g_n + ((k // D) * g_h + k % D)[None, :])
-        o_place = b * o_b + r * o_r + start * o_n + (n[:, None] * o_n + c[None, :])
-        written = inside & (c < C)[None, :]
-        dy = tl.load(dout + o_place, mask=written, other=0.0).to(tl.float32)
+        present = (n_k < N - first)[:, None] & (c_k < H * D)
+        written = (n_c < N - first)[:, None] & (c_c < C)
+        x_place = b * x_b + r * x_r + start * x_n + (n_k[:, None] * x_n + (c_k // D * x_h + c_k % D))
+        g_place = b * g_b + r * g_r + start * g_n + (n_k[:, None] * g_n + (c_k // D * g_h + c_k % D))
+        o_place = b * o_b + r * o_r + start * o_n + (n_c[:, None] * o_n + c_c)
+        dy = tl.load(dout + o_place, mask=written, other=0.0)
         if HAS_KEEP:
-            kept = keep + b * m_b + r * m_r + start * m_n + (n[:, None] * m_n + c[None, :])
-            dy *= tl.load(kept, mask=written, other=0.0).to(tl.float32)
-        dy = dy.to(w.dtype)
-        g = tl.load(gate + g_place, mask=present, other=0.0).to(tl.float32)
-        g = _sigmoid(g, w.dtype == tl.float32)
-        x_tile = tl.load(x + x_place, mask=present, other=0.0).to(tl.float32)
-        u = g * x_tile
-        dw = add_product(dw, tl.trans(dy), u.to(w.dtype), PRECISION)
+            kept = keep + b * m_b + r * m_r + start * m_n + (n_c[:, None] * m_n + c_c)
+            dy = dy.to(tl.float32) * tl.load(kept, mask=written, other=0.0).to(tl.float32)
+        dy = scattered(dy.to(dtype), BM, DEAL)
+        if DEAL:
+            # Else the compiler would read dOut a second time, turned and two bytes at a time.
+            dy = pinned(dy.to(tl.float32), dtype).to(dtype)
+        g = scattered(tl.load(gate + g_place, mask=present, other=0.0), BM, DEAL)
+        x_tile = scattered(tl.load(x + x_place, mask=present, other=0.0), BM, DEAL)
         du = product(dy, w, PRECISION, 32)
-        y_place = b * y_b + r * y_r + start * y_n + (n[:, None] * y_n + ((k // D) * y_h + k % D)[None, :])
-        tl.store(dx + y_place, (du * g).to(dx.dtype.element_ty), mask=present)
-        w_place = b * w_b + r * w_r + start * w_n + (n[:, None] * w_n + ((k // D) * w_h + k % D)[None, :])
-        tl.store(dgate + w_place, (du * u * (1.0 - g)).to(dgate.dtype.element_ty), mask=present)
-    place = tl.program_id(0).to(tl.int64) * (C * H * D) + c[:, None] * (H * D) + k[None, :]
+        g = _sigmoid(g.to(tl.float32), dtype == tl.float32)
+        u = g * x_tile.to(tl.float32)
+        dw = add_product(dw, tl.trans(dy), u.to(dtype), PRECISION)
+        y_place = b * y_b + r * y_r + start * y_n + (n_k[:, None] * y_n + (c_k // D * y_h + c_k % D))
+        tl.store(dx + y_place, gathered((du * g).to(dx.dtype.element_ty), DEAL), mask=present)
+        w_place = b * w_b + r * w_r + start * w_n + (n_k[:, None] * w_n + (c_k // D * w_h + c_k % D))
+        dopening = (du * u * (1.0 - g)).to(dgate.dtype.element_ty)
+        tl.store(dgate + w_place, gathered(dopening, DEAL), mask=present)
+    place = part.to(tl.int64) * (C * H * D) + c[:, None] * (H * D) + k[None, :]
     tl.store(parts + place, dw, mask=whole)
 
 

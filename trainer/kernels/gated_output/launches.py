@@ -91,8 +91,13 @@ class _Call(NamedTuple):
         _, _, h, _, d = self.shape
         return {
             "H": h, "D": d, "KP": _power_of_two(h * d), "C": self.out, "CP": _power_of_two(self.out),
-            "BM": tile.rows, "PRECISION": self.precision,
+            "BM": tile.rows,
         }  # fmt: skip
+
+    def slices(self, tile: Tile) -> int:
+        """Programs of the backward that share a tile's positions, and the channels of x among them."""
+        width = _power_of_two(self.shape[2] * self.shape[4])
+        return width // min(tile.columns, width)
 
 
 def _call(layout: Layout, weight: Tensor, *strides: Ints) -> _Call:
@@ -124,7 +129,8 @@ def _plan_forward(call: _Call, has_residual: bool, has_keep: bool) -> Launch:
         kernel.forward_kernel,
         b * r * blocks(n, tile.rows),
         (r, n, *call.numbers),
-        call.constants(tile) | {"HAS_RESIDUAL": has_residual, "HAS_KEEP": has_keep},
+        call.constants(tile)
+        | {"PRECISION": call.precision, "HAS_RESIDUAL": has_residual, "HAS_KEEP": has_keep},
         tile.options(),
     )
 
@@ -139,9 +145,10 @@ def gated_gradients(
     b, r, h, n, d = layout.heads.shape
     call = _call(layout, weight, dx.stride()[:4], dgate.stride()[:4], _strides(keep), _strides(grad))
     tile = call.tile("backward")
-    programs = min(tile.programs, b * r * blocks(n, tile.rows))
-    parts = torch.empty((programs, weight.shape[0], h * d), dtype=torch.float32, device=grad.device)
-    _plan_backward(call, programs, keep is not None)(
+    slices = call.slices(tile)
+    sums = min(max(1, tile.programs // slices), b * r * blocks(n, tile.rows))
+    parts = torch.empty((sums, weight.shape[0], h * d), dtype=torch.float32, device=grad.device)
+    _plan_backward(call, sums * slices, keep is not None)(
         grad, layout.heads, layout.gate, weight, grad if keep is None else keep, dx, dgate, parts
     )
     return parts
@@ -151,11 +158,12 @@ def gated_gradients(
 def _plan_backward(call: _Call, programs: int, has_keep: bool) -> Launch:
     tile = call.tile("backward")
     b, r, _, n, _ = call.shape
+    columns = _power_of_two(call.shape[2] * call.shape[4]) // call.slices(tile)
     return Launch(
         kernel.backward_kernel,
         programs,
         (b, r, n, *call.numbers),
-        call.constants(tile) | {"HAS_KEEP": has_keep},
+        call.constants(tile) | {"BK": columns, "PRECISION": call.precision, "HAS_KEEP": has_keep},
         tile.options(),
     )
 

@@ -12,7 +12,8 @@ from megafold.trainer.kernels.tables import Family
 class Tile:
     """``rows`` positions by ``columns`` channels at a time, and how a program runs.
 
-    ``programs``: how many there are, of kernels that keep sums over many tiles.
+    ``programs``: how many there are, of kernels that keep sums over many tiles. The gated output takes all
+    columns forward; backward, columns / ``columns`` programs share the positions.
     """
 
     rows: int
