@@ -1,7 +1,6 @@
 """``megafold cache``: build, verify, info, ls, show, push, gc."""
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from megafold.cli.cores import usable_cores
 from megafold.cli.gc import gc
 from megafold.cli.locations import CacheFolder, CacheLocation
 from megafold.cli.push import push
@@ -145,7 +145,7 @@ def build(corpus: Path, cache: Path, as_json: bool, quiet: bool, **values: Any) 
     from megafold.pipeline.builder.progress import BuildProgress
     from megafold.pipeline.structure import StructureOptions
 
-    workers = values["workers"] if values["workers"] is not None else len(os.sched_getaffinity(0))
+    workers = values["workers"] if values["workers"] is not None else usable_cores()
     config = BuildConfig(
         sources=_sources(corpus, values),
         cache=cache,
@@ -241,7 +241,7 @@ def verify(cache: Path | str, quick: bool, corpus: Path | None, as_json: bool, *
     from megafold.cache_store import open_store
     from megafold.pipeline.builder import verify as checks
 
-    workers = values["workers"] or len(os.sched_getaffinity(0))
+    workers = values["workers"] or usable_cores()
     number = _recompute_number(values["recompute"], corpus)
     store, progress = open_store(cache), _counter("objects", silent=as_json)
     manifest = _manifest_or_none(store)

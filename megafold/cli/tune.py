@@ -1,10 +1,11 @@
 """``megafold tune``: tile sizes for the GPU at hand, as data."""
 
-import os
 import sys
 from pathlib import Path
 
 import click
+
+from megafold.cli.cores import usable_cores
 
 FAMILIES = (
     "evoattention",
@@ -81,7 +82,7 @@ def command(
 
     path = out or path_of(architecture(gpu()))
     if workers is None:
-        workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+        workers = min(_MOST_WORKERS, usable_cores())
     todo = subjects(kernels or FAMILIES, dtypes, lengths)
     try:
         result = tune(todo, path, seconds, workers, lambda line: click.echo(line, err=True))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from megafold.cli.cores import usable_cores
 from megafold.cli.main import group, is_told
 from megafold.pipeline.schema import MolType
 from tests.pipeline import stream_cache as fake
@@ -64,6 +65,14 @@ def test_options_without_a_meaning_are_refused_before_anything_is_written(tmp_pa
     assert result.exit_code != 0
     assert option in str(result.exception) + result.output
     assert not (tmp_path / "cache").exists()
+
+
+def test_cores_are_counted_where_the_system_knows_no_affinity(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5}, raising=False)
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert usable_cores() == 7
 
 
 def test_errors_of_files_and_disks_are_told_and_others_are_defects():
