@@ -139,7 +139,13 @@ def _refs(store: Store) -> Iterator[StoreFinding]:
         try:
             digest = store.ref(name)
         except CorruptRef as error:
-            yield StoreFinding("corrupt-ref", name, path, str(error), "Write a manifest's name into it.")
+            yield StoreFinding(
+                "corrupt-ref",
+                name,
+                path,
+                str(error),
+                "Write a manifest's name into it, or remove it and build again.",
+            )
             continue
         if digest is not None and digest not in manifests:
             message = f"it names the manifest {digest}, which is not there"

@@ -108,4 +108,7 @@ def ref_digest(data: bytes, name: str, place: Path | str) -> Digest:
     try:
         return Digest(data.decode("ascii").removesuffix("\n"))
     except ValueError as error:
-        raise CorruptRef(f"ref {name} ({place}) holds no digest: write the name of a manifest") from error
+        raise CorruptRef(
+            f"ref {name} ({place}) holds no digest: write the name of a manifest into it, or remove it and "
+            "build again"
+        ) from error
