@@ -11,6 +11,7 @@ loss, backward, norm, Adam, average. Prints of each length and setting the first
 milliseconds of the next ones, memory at the peak (reserved in all; allocated in the steps after the first;
 held by graphs, most of which counts as reserved alone), and the loss of every step. `--longest 20` profiles
 one step more: how many kernels it runs, for how many milliseconds the GPU is busy, and what takes longest.
+`--kinds` times each recording by itself, forward and backward (which computes the block anew).
 
 `--check` compares runs in deterministic mode after `--steps` steps: plain ones, replayed ones, and the
 replayed ones again. Losses of all steps, parameters and averages after them must be equal bit by bit;
@@ -24,6 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -36,6 +38,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megafold.trainer.config import CudaGraphs, TrainConfig
+from megafold.trainer.graphs import BlockGraphs
 from megafold.trainer.loop import Feed, Trainer
 from megafold.trainer.model.config import BACKENDS, Backend, ModelConfig
 from megafold.trainer.presets.model import MODEL_PRESETS, model_preset
@@ -57,6 +60,7 @@ class Row:
     allocated_gib: float
     held_gib: float
     recordings: int
+    recording_s: float
     declined: list[str]
     losses: list[float]
     kernels: int = 0
@@ -75,7 +79,7 @@ class Setting:
         return Trainer(model, self.training, Feed(batches=[]), folder)
 
 
-def measure(setting: Setting, n: int, repeats: int, longest: int, folder: Path) -> Row:
+def measure(setting: Setting, n: int, repeats: int, folder: Path, *, longest: int, kinds: bool) -> Row:
     gc.collect()
     on_gpu = setting.training.device.startswith("cuda")
     if on_gpu:
@@ -108,10 +112,13 @@ def measure(setting: Setting, n: int, repeats: int, longest: int, folder: Path) 
         allocated_gib=torch.cuda.max_memory_allocated() / GIB if on_gpu else 0.0,
         held_gib=graphs.bytes / GIB if graphs else 0.0,
         recordings=len(graphs) if graphs else 0,
+        recording_s=graphs.seconds if graphs else 0.0,
         declined=list(graphs.declined.values()) if graphs else [],
         losses=losses,
     )
     say(row)
+    if kinds and graphs:
+        say_kinds(graphs)
     if not longest:
         return row
     kernels = kernels_of(step)
@@ -122,11 +129,34 @@ def measure(setting: Setting, n: int, repeats: int, longest: int, folder: Path) 
     return replace(row, kernels=len(kernels), busy_ms=busy)
 
 
+def say_kinds(graphs: BlockGraphs) -> None:
+    """Print what one replay takes of each kind and shape of blocks that are computed anew."""
+    print("        milliseconds of a replay forward, backward, and the block's inputs", flush=True)
+    for recording in graphs._recomputed.values():
+        times = [gpu_ms(recording._replay), *(gpu_ms(replay) for replay, _ in recording.backwards.values())]
+        shapes = " ".join(str(list(x.shape)) for x in recording.inputs)
+        told = "".join(f"{ms:8.3f}" for ms in times) + ("" if len(times) > 1 else "       -")
+        print(f"        {told}  {type(recording.block).__name__} {shapes}", flush=True)
+
+
+def gpu_ms(replay: Callable[[], None], repeats: int = 5) -> float:
+    """Median time on the GPU."""
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        replay()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop))
+    return statistics.median(times)
+
+
 def say(row: Row) -> None:
     print(
         f"{row.length:6d}  {row.backend:>8s}  {row.graphs:>6s}  {row.first_s:8.1f}  {row.step_ms:8.1f}"
-        f"  {row.reserved_gib:13.2f}  {row.allocated_gib:9.2f}  {row.held_gib:5.2f}  {row.recordings:8d}  "
-        + " ".join(f"{loss:.6f}" for loss in row.losses),
+        f"  {row.reserved_gib:13.2f}  {row.allocated_gib:9.2f}  {row.held_gib:5.2f}  {row.recordings:8d}"
+        f"  {row.recording_s:5.1f}  " + " ".join(f"{loss:.6f}" for loss in row.losses),
         flush=True,
     )
     for reason in row.declined:
@@ -194,13 +224,15 @@ def main() -> None:
                 sys.exit("plain and replayed runs differ")
             return
         print(
-            "length  back end  graphs  first, s  step, ms  GiB: reserved  allocated   held  recorded  losses"
+            "length  back end  graphs  first, s  step, ms  GiB: reserved  allocated   held"
+            "  recorded   in s  losses"
         )
         rows = []
         for n, backend, graphs in product(arguments.lengths, arguments.backends, arguments.graphs):
             training = replace(setting.training, backend=backend, cuda_graphs=graphs)
             now = replace(setting, training=training)
-            rows.append(measure(now, n, arguments.steps, arguments.longest, folder))
+            profiled = {"longest": arguments.longest, "kinds": arguments.kinds}
+            rows.append(measure(now, n, arguments.steps, folder, **profiled))
     if arguments.json:
         about = {"device": device_name(device), "torch": torch.__version__, "preset": arguments.preset}
         arguments.json.write_text(
@@ -223,6 +255,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rollout", type=int, default=20)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--longest", type=int, default=0, help="profile, and print so many kernels")
+    parser.add_argument("--kinds", action="store_true", help="time each recording by itself")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
