@@ -82,7 +82,7 @@ _BLOCK_NARROW: Final = (
 )  # fmt: skip
 #: Parameters of the row-wise kernels that are neither tensors nor constants.
 _ROW_NUMBERS: Final = frozenset(
-    {"M", "x_row", "steps", "count", "splits", "groups", "H", "R", "INNER", "a_row"}
+    {"M", "x_row", "steps", "count", "splits", "groups", "H", "R", "INNER", "a_row", "IN", "OUT"}
 )
 #: Their tensors in float32.
 _ROW_WIDE: Final = frozenset({"norm_weight", "norm_bias", "norm_parts", "parts", "bias_parts"})

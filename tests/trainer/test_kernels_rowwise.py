@@ -29,6 +29,7 @@ def test_the_kernels_beside_the_tiled_ones_compile(target):
     parts = {"BP": 64, "BC": 16, "C": 384, "SCALE": True, "SHIFT": True}
     for source in (
         row_source(transition.sum_weights_kernel, sums, 2),
+        row_source(transition.cast_kernel, {"BLOCK": 2048}, 2, "weight_in", "weight_out"),
         row_source(transition.activation_kernel, {"H": 1536, "BLOCK": 512}, 2),
         row_source(transition.activation_gradient_kernel, {"H": 1536, "BLOCK": 512}, 2),
         row_source(layernorm.sum_parts_kernel, parts, 2, "scale", "shift"),

@@ -113,12 +113,3 @@ def as_rows(x: Tensor) -> Tensor:
     """[..., C] as [rows, C] with neighbouring channels: a view, or a copy where the strides allow none."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
-
-
-def cast(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """``weights`` in ``dtype``, contiguous: one launch for all that have one other dtype."""
-    if all(w.dtype == dtype for w in weights):
-        return [w.contiguous() for w in weights]
-    made = [torch.empty(w.shape, dtype=dtype, device=w.device) for w in weights]
-    torch._foreach_copy_(made, list(weights))
-    return made

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megafold.trainer.kernels.differentiable import as_rows, cast
+from megafold.trainer.kernels.differentiable import as_rows
 from megafold.trainer.kernels.layernorm.operator import normalise, normalise_backward, sum_parts
 from megafold.trainer.kernels.transition.composed import activate, activate_gradient
+from megafold.trainer.kernels.transition.fused import cast
 from megafold.trainer.ops.precision import full_precision
 
 
@@ -44,7 +45,7 @@ class _Transition(torch.autograd.Function):
         residual: bool,
     ) -> Tensor:
         rows = as_rows(x)
-        w_in, w_out = cast((weight_in, weight_out), dtype)
+        w_in, w_out = cast(weight_in, weight_out, dtype)
         normal = normalise(rows, norm_weight, norm_bias, dtype)
         hidden = activate(torch.mm(normal, w_in.T))
         update = torch.mm(hidden, w_out.T).view(*x.shape[:-1], -1)

@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from megafold.trainer.kernels.differentiable import as_rows, cast, gradient_like, no_gradient
+from megafold.trainer.kernels.differentiable import as_rows, gradient_like, no_gradient
 from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.launch import Launcher, blocks
 from megafold.trainer.kernels.layernorm.operator import INTERPRETED, multiprocessors, sum_parts
@@ -27,6 +27,10 @@ STRIP_COLUMNS: Final = 64
 #: Rows of the weights' gradients that one program sums up.
 _SUM_ROWS: Final = 16
 
+#: Numbers that one program casts.
+_CAST: Final = 2048
+
+_launch_cast = Launcher(kernel.cast_kernel)
 _launch_forward = Launcher(kernel.forward_kernel)
 _launch_input = Launcher(kernel.input_gradient_kernel)
 _launch_weights = Launcher(kernel.weight_gradient_kernel)
@@ -44,8 +48,19 @@ class Parameters:
 
     def products(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The products' weights as the kernels read them."""
-        weight_in, weight_out = cast((self.weight_in, self.weight_out), dtype)
+        return cast(self.weight_in, self.weight_out, dtype)
+
+
+def cast(weight_in: Tensor, weight_out: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Both weights in ``dtype``, contiguous: by one launch, unless there is nothing to do."""
+    weight_in, weight_out = weight_in.contiguous(), weight_out.contiguous()
+    if weight_in.dtype == weight_out.dtype == dtype:
         return weight_in, weight_out
+    made = [torch.empty(w.shape, dtype=dtype, device=w.device) for w in (weight_in, weight_out)]
+    counts = (weight_in.numel(), weight_out.numel())
+    programs = sum(blocks(count, _CAST) for count in counts)
+    _launch_cast(programs, (weight_in, weight_out, *made), counts, {"BLOCK": _CAST}, {})
+    return made[0], made[1]
 
 
 def fits(x: Tensor, weight_in: Tensor, weight_out: Tensor, dtype: torch.dtype) -> bool:

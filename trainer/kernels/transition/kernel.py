@@ -252,6 +252,22 @@ def sum_weights_kernel(
 
 
 @triton.jit
+def _copy(source, target, block, COUNT, BLOCK: tl.constexpr):
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < COUNT).to(target.dtype.element_ty), mask=at < COUNT)
+
+
+@triton.jit
+def cast_kernel(weight_in, weight_out, cast_in, cast_out, IN, OUT, BLOCK: tl.constexpr):
+    """IN numbers of one weight and OUT of the other in another dtype. One program: BLOCK of either."""
+    pid, blocks_in = tl.program_id(0), tl.cdiv(IN, BLOCK)
+    if pid < blocks_in:
+        _copy(weight_in, cast_in, pid, IN, BLOCK)
+    else:
+        _copy(weight_out, cast_out, pid - blocks_in, OUT, BLOCK)
+
+
+@triton.jit
 def activation_kernel(both, hidden, H: tl.constexpr, BLOCK: tl.constexpr):
     """both [rows, 2·H] → hidden [rows, H], where the products are cuBLAS's. One program: BLOCK of a row."""
     BLOCKS: tl.constexpr = (H + BLOCK - 1) // BLOCK
