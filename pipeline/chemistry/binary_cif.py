@@ -65,6 +65,11 @@ class Category:
         self._decoded: dict[str, Column] = {}
         self.row_count: int = content["rowCount"]
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all columns, sorted."""
+        return sorted({*self._encoded, *self._decoded})
+
     def column(self, name: str) -> Column | None:
         """The column called ``name``, or None where the category has none."""
         if name not in self._decoded:

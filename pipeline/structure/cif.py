@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megafold.pipeline.chemistry.binary_cif import Block as BinaryBlock
-from megafold.pipeline.chemistry.binary_cif import read_blocks
+from megafold.pipeline.chemistry.binary_cif import Category, read_blocks
 from megafold.pipeline.errors import ComponentError, StructureError
 
 #: What an integer column holds where the file has no value.
@@ -126,13 +126,18 @@ def _binary_block(block: BinaryBlock) -> Block:
     def fetch(tag: str) -> list[str] | None:
         name, _, item = tag.lstrip("_").partition(".")
         category = block.categories.get(name)
-        column = category.column(item) if category is not None and category.row_count else None
-        if column is None:
-            return None
-        rows = slice(None)
-        return column.text(rows) if column.strings is not None else _number_texts(column.numbers(rows))
+        return column_texts(category, item) if category is not None and category.row_count else None
 
     return Block(fetch, _unmasked)
+
+
+def column_texts(category: Category, item: str) -> list[str] | None:
+    """A column of a BinaryCIF file as text, '' where missing; None where the category has none."""
+    column = category.column(item)
+    if column is None:
+        return None
+    rows = slice(None)
+    return column.text(rows) if column.strings is not None else _number_texts(column.numbers(rows))
 
 
 def _unmasked(value: str) -> str:

@@ -13,20 +13,36 @@ import gemmi
 import numpy as np
 from numpy.typing import NDArray
 
-from megafold.pipeline.errors import AlignmentError, TemplateError
+from megafold.pipeline.chemistry.binary_cif import read_blocks
+from megafold.pipeline.errors import AlignmentError, ComponentError, TemplateError
 from megafold.pipeline.msa.text import AlignmentText, read_text
+from megafold.pipeline.structure.cif import column_texts
 from megafold.pipeline.template.entry import ATOM_NAMES, TemplateChain, TemplateEntry
 from megafold.pipeline.template.stored import StoredStructures, is_cache
 
-_SUFFIXES: Final = tuple(f"{cif}{packed}" for cif in (".cif", ".mmcif") for packed in ("", ".gz", ".zst"))
+_SUFFIXES: Final = (
+    *(f"{cif}{packed}" for cif in (".cif", ".mmcif") for packed in ("", ".gz", ".zst")),
+    ".bcif",
+    ".bcif.gz",
+)
+#: What of a BinaryCIF file tells of its chains and of its date.
+_CATEGORIES: Final = (
+    "atom_site",
+    "entity",
+    "entity_poly",
+    "entity_poly_seq",
+    "struct_asym",
+    "pdbx_audit_revision_history",
+    "database_PDB_rev",
+)
 
 
 class TemplateStructures:
     """The structures templates may come from, by entry id: mmCIF files, and caches that were built before.
 
-    Files are named ``<entry>.cif`` (or ``.mmcif``), plain, gzip or Zstandard, in the folders or one level
-    below (the PDB's divided layout); an earlier folder wins. A file in place of a folder stands for itself.
-    A folder that is a cache gives the structures of its current snapshot; a file goes before them.
+    Files are named ``<entry>.cif`` (or ``.mmcif``, ``.bcif``), plain, gzip or, as text, Zstandard, in the
+    folders or one level below (the PDB's divided layout); an earlier folder wins. A file in place of a folder
+    stands for itself. A folder that is a cache gives the structures of its current snapshot; a file goes before them.
     Folders are listed once, on construction.
     The ``capacity`` entries used last are kept in memory.
 
@@ -135,7 +151,7 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _entry_of(name: str) -> str:
-    for suffix in (".zst", ".gz", ".mmcif", ".cif"):
+    for suffix in (".zst", ".gz", ".mmcif", ".bcif", ".cif"):
         name = name.removesuffix(suffix)
     return name.lower()
 
@@ -152,11 +168,14 @@ def _read(path: Path) -> AlignmentText:
 def _load(entry: str, path: Path) -> TemplateEntry:
     text = _read(path)
     try:
-        block = gemmi.cif.read_string(text.data.decode("utf-8", "replace"))[0]
+        if ".bcif" in path.suffixes:
+            block = _binary_block(path)
+        else:
+            block = gemmi.cif.read_string(text.data.decode("utf-8", "replace"))[0]
         structure = gemmi.make_structure_from_block(block)
         structure.setup_entities()
         structure.assign_label_seq_id()
-    except (ValueError, RuntimeError, IndexError) as error:
+    except (ValueError, RuntimeError, IndexError, ComponentError) as error:
         raise TemplateError(
             f"{path}: not a readable mmCIF file ({error}); fetch it again", reason="unreadable-structure"
         ) from None
@@ -165,6 +184,20 @@ def _load(entry: str, path: Path) -> TemplateEntry:
     return TemplateEntry(
         entry=entry, digest=text.digest, release_date=_release_date(block), chains=tuple(chains)
     )
+
+
+def _binary_block(path: Path) -> gemmi.cif.Block:
+    """The categories of a BinaryCIF file that a template is read from, as gemmi has those of a text file."""
+    binary = read_blocks(path)[0]
+    block = gemmi.cif.Block(binary.name)
+    for name in _CATEGORIES:
+        category = binary.categories.get(name)
+        if category is not None and category.row_count:
+            columns = {item: column_texts(category, item) for item in category.names}
+            block.set_mmcif_category(
+                f"_{name}.", {item: [text or None for text in texts or ()] for item, texts in columns.items()}
+            )
+    return block
 
 
 def _canonical_sequences(block: gemmi.cif.Block) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """Small mmCIF files for the structure tests, and named access to what was made of them."""
 
+import gzip
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import biotite.structure.io.pdbx as pdbx
 import numpy as np
 
 from megafold.cache_store import Content
@@ -179,3 +181,34 @@ class Made:
 def make(path: Path, options: StructureOptions = NO_FILTERS, entry: str | None = None) -> Made:
     result = featurize_structure(path, entry or path.name.split(".")[0], dictionary(), options)
     return Made(result.content, result.own_components)
+
+
+def write_binary(source: Path, target: Path) -> None:
+    """Write an mmCIF file, plain or gzip, as the BinaryCIF file that biotite makes of it."""
+    data = source.read_bytes()
+    lines = (gzip.decompress(data) if source.suffix == ".gz" else data).decode()
+    text = pdbx.CIFFile.deserialize(lines)
+    block = pdbx.BinaryCIFBlock(
+        {
+            name: pdbx.BinaryCIFCategory({item: _binary_column(column) for item, column in category.items()})
+            for name, category in text.block.items()
+        }
+    )
+    plain = target.with_name("plain.bcif")
+    pdbx.compress(pdbx.BinaryCIFFile({"X": block})).write(plain)
+    packed = plain.read_bytes()
+    plain.unlink()
+    target.write_bytes(gzip.compress(packed) if target.suffix == ".gz" else packed)
+
+
+def _binary_column(column: Any) -> pdbx.BinaryCIFColumn:
+    """A column of text as biotite would type it, with its mask."""
+    text = column.as_array(str)
+    missing = np.isin(text, [".", "?"])
+    mask = pdbx.BinaryCIFData(np.where(missing, 2, 0).astype(np.uint8)) if missing.any() else None
+    for kind in (int, float):
+        try:
+            return pdbx.BinaryCIFColumn(np.where(missing, "0", text).astype(kind), mask)
+        except ValueError:
+            continue
+    return pdbx.BinaryCIFColumn(text, mask)

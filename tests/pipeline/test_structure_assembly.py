@@ -6,14 +6,13 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import biotite.structure.io.pdbx as pdbx
 import numpy as np
 import pytest
 
 from megafold.pipeline.errors import StructureError
 from megafold.pipeline.structure import StructureOptions
 from megafold.pipeline.structure.assembly import parse_operators
-from tests.pipeline.structure_files import NO_FILTERS, TWO_FOLD, CifFile, make
+from tests.pipeline.structure_files import NO_FILTERS, TWO_FOLD, CifFile, make, write_binary
 
 GENERATORS = "_pdbx_struct_assembly_gen"
 ITEMS = "assembly_id oper_expression asym_id_list"
@@ -147,35 +146,12 @@ def test_content_depends_on_neither_hash_seed_nor_order(corpus_dir):
     assert digests("1", paths) == digests("2", paths[::-1])[::-1]
 
 
-def binary_column(column):
-    """A column of text as biotite would type it, with its mask."""
-    text = column.as_array(str)
-    missing = np.isin(text, [".", "?"])
-    mask = pdbx.BinaryCIFData(np.where(missing, 2, 0).astype(np.uint8)) if missing.any() else None
-    for kind in (int, float):
-        try:
-            return pdbx.BinaryCIFColumn(np.where(missing, "0", text).astype(kind), mask)
-        except ValueError:
-            continue
-    return pdbx.BinaryCIFColumn(text, mask)
-
-
 @pytest.mark.corpus
 @pytest.mark.parametrize(("entry", "suffix"), [("1cbs", ".bcif"), ("1ay7", ".bcif.gz"), ("2hhb", ".bcif")])
 def test_binary_cif_gives_the_same_object(corpus_dir, tmp_path, entry, suffix):
     source = corpus_dir / f"structures/{entry}.cif.gz"
-    with gzip.open(source, "rt") as file:
-        text = pdbx.CIFFile.read(file)
-    block = pdbx.BinaryCIFBlock(
-        {
-            name: pdbx.BinaryCIFCategory({item: binary_column(column) for item, column in category.items()})
-            for name, category in text.block.items()
-        }
-    )
     path = tmp_path / (entry + suffix)
-    plain = tmp_path / "plain.bcif"
-    pdbx.compress(pdbx.BinaryCIFFile({"X": block})).write(plain)
-    path.write_bytes(gzip.compress(plain.read_bytes()) if suffix.endswith("gz") else plain.read_bytes())
+    write_binary(source, path)
     assert make(path, entry=entry).content.digest() == make(source, entry=entry).content.digest()
 
 

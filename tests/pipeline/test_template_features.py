@@ -14,6 +14,7 @@ from megafold.pipeline.errors import TemplateError
 from megafold.pipeline.schema import AMINO_ACIDS, RESTYPES
 from megafold.pipeline.template import VERSION, TemplateStructures, featurize_templates
 from megafold.pipeline.template.structures import TemplateEntry
+from tests.pipeline.structure_files import write_binary
 
 GAP = RESTYPES.index("-")
 UBIQUITIN = "MQIFVKTLTGKTITLEVEPSDTIENVKAKIQDKEGIPPDQQRLIFAGKQLEDGRTLSDYNIQKESTLHLVLRLRGG"
@@ -256,6 +257,43 @@ def test_folders(tmp_path):
     assert structures.digest("2xyz") == load(structures, "2xyz").digest
     assert [chain.auth_asym_id for chain in load(structures, "2xyz").chains] == ["H"]
     assert len(TemplateStructures([mine])) == 1
+
+
+def same_entry(one: TemplateEntry, other: TemplateEntry) -> bool:
+    return (one.entry, one.release_date) == (other.entry, other.release_date) and all(
+        (a.label_asym_id, a.auth_asym_id, a.sequence) == (b.label_asym_id, b.auth_asym_id, b.sequence)
+        and np.array_equal(a.atom_pos, b.atom_pos, equal_nan=True)
+        for a, b in zip(one.chains, other.chains, strict=True)
+    )
+
+
+@pytest.mark.parametrize("suffix", [".bcif", ".bcif.gz"])
+def test_binary_files_are_the_same_templates(tmp_path, suffix):
+    text = write_structure(tmp_path / "text", "1abc", NEW_DATES)
+    (tmp_path / "binary").mkdir()
+    binary = tmp_path / "binary" / f"1ABC{suffix}"
+    write_binary(text, binary)
+    structures = TemplateStructures([binary.parent])
+    assert structures.path("1abc") == binary
+    assert load(structures, "1abc").chains[0].sequence == "GASMK"
+    assert same_entry(load(structures, "1abc"), load(TemplateStructures([text.parent]), "1abc"))
+
+
+def test_a_binary_file_that_is_none_is_named(tmp_path):
+    (tmp_path / "1abc.bcif").write_bytes(b"dear reader")
+    with pytest.raises(TemplateError, match=r"1abc\.bcif") as caught:
+        TemplateStructures([tmp_path]).load("1abc")
+    assert caught.value.reason == "unreadable-structure"
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("entry", ["1cbs", "1ay7", "2hhb", "4cup"])
+def test_binary_files_of_the_corpus_are_the_same_templates(corpus_dir, tmp_path, entry):
+    source = corpus_dir / f"structures/{entry}.cif.gz"
+    write_binary(source, tmp_path / f"{entry}.bcif")
+    as_text = load(TemplateStructures([source]), entry)
+    assert len(as_text.chains) > 0
+    assert same_entry(load(TemplateStructures([tmp_path]), entry), as_text)
 
 
 def test_the_same_bytes_count_once(tmp_path):
