@@ -42,9 +42,9 @@ class TemplateStructures:
 
     Files are named ``<entry>.cif`` (or ``.mmcif``, ``.bcif``), plain, gzip or, as text, Zstandard, in the
     folders or one level below (the PDB's divided layout); an earlier folder wins. A file in place of a folder
-    stands for itself. A folder that is a cache gives the structures of its current snapshot; a file goes before them.
-    Folders are listed once, on construction.
-    The ``capacity`` entries used last are kept in memory.
+    stands for itself. A folder that is a cache gives the structures of its current snapshot; a file goes
+    before them. Folders are listed once, on construction. The ``capacity`` entries used last are kept in
+    memory.
 
     Raises:
         TemplateError: a folder cannot be listed (``no-such-folder``), or is a cache that cannot be read
