@@ -9,7 +9,7 @@ import triton
 from megafold.trainer.kernels.launch import _start
 
 KERNEL = (32, 64, 7, 0.5, 16)
-#: As the launcher of Triton 3.6 calls its function in C: grid, stream, function, cooperative, dependent launch,
+#: As Triton 3.6's launcher calls its function in C: grid, stream, function, cooperative, dependent launch,
 #: global and profile scratch, packed metadata, launch metadata, hooks, the kernel's arguments.
 IN_C = (6, 1, 1, "stream", "function", True, False, None, None, "packed", None, None, None, *KERNEL)
 #: As a compiled kernel's launcher is called, in every version.
