@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from megafold.trainer import ops
 from megafold.trainer.batches import Batch, SamplerState
 from megafold.trainer.checkpoint import (
     CheckpointFolder,
@@ -482,7 +483,8 @@ def loss_of_whole_samples(trainer: Trainer, batch: Batch, cycles: int) -> Traini
             rollout = partial(model.rollout, features, trunk, n_samples=1, generator=trainer.generator)
             features = mini_rollout.settle(features, lambda n_steps: rollout(n_steps=n_steps))
             outputs = model.denoise_copies(features, trunk, **settings)
-    return training_loss(features, outputs, config.loss_weights)
+    with ops.use_backend(config.backend):
+        return training_loss(features, outputs, config.loss_weights)
 
 
 def _rolling(model: nn.Module) -> AlphaFold3:

@@ -81,6 +81,7 @@ def test_operators_keep_their_reference_and_documentation():
         "layernorm",
         "layernorm_linear",
         "single_attention",
+        "smooth_lddt",
         "swiglu",
         "transition",
         "triangle_attention",

@@ -7,6 +7,7 @@ from megafold.trainer.kernels.gated_output import operator as gated_output_opera
 from megafold.trainer.kernels.layernorm import operator as layernorm_operator
 from megafold.trainer.kernels.layernorm_linear import operator as layernorm_linear_operator
 from megafold.trainer.kernels.single_attention import operator as single_attention_operator
+from megafold.trainer.kernels.smooth_lddt import operator as smooth_lddt_operator
 from megafold.trainer.kernels.transition import operator as transition_operator
 from megafold.trainer.kernels.triangle_attention import operator as triangle_attention_operator
 from megafold.trainer.kernels.triangle_multiplication import operator as triangle_multiplication_operator
@@ -19,6 +20,7 @@ __all__ = [
     "layernorm_linear_operator",
     "layernorm_operator",
     "single_attention_operator",
+    "smooth_lddt_operator",
     "transition_operator",
     "triangle_attention_operator",
     "triangle_multiplication_operator",

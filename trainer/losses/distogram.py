@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megafold.trainer.losses.diffusion import resolved_atoms
-from megafold.trainer.losses.smooth_lddt import pair_distance
 from megafold.trainer.losses.term import LossTerm
 from megafold.trainer.ops.precision import wide
+from megafold.trainer.ops.smooth_lddt import pair_distance
 
 #: Bins of equal width from 2 to 22 Å; the first and the last also take what lies beyond.
 FIRST_EDGE = 2.0

@@ -11,6 +11,7 @@ from megafold.trainer.ops.gated_output import dropout_add, gated_output
 from megafold.trainer.ops.normalization import adaln, layernorm, layernorm_linear
 from megafold.trainer.ops.registry import active_backend, backend_report, register, use_backend
 from megafold.trainer.ops.single import SingleAttentionWeights, single_attention
+from megafold.trainer.ops.smooth_lddt import smooth_lddt
 from megafold.trainer.ops.transition import swiglu, transition
 from megafold.trainer.ops.triangle import (
     TriangleAttentionWeights,
@@ -33,6 +34,7 @@ __all__ = [
     "layernorm_linear",
     "register",
     "single_attention",
+    "smooth_lddt",
     "swiglu",
     "transition",
     "triangle_attention",

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megafold.trainer import ops
 from megafold.trainer.batches import Batch, TrainingData
 from megafold.trainer.errors import ConfigError
 from megafold.trainer.loop import Trainer, autocast, to_device
@@ -51,7 +52,8 @@ class SharedLoss:
         if config.loss_weights.bond > 0:
             # A copy's bonds are all the sample's. The rows of a boolean matrix are small beside z's.
             features = {**features, "token_bonds": _all_rows(features["token_bonds"], self.peers)}
-        return training_loss(features, own.outputs, config.loss_weights, own.share)
+        with ops.use_backend(config.backend):
+            return training_loss(features, own.outputs, config.loss_weights, own.share)
 
 
 @dataclass(frozen=True)
