@@ -9,7 +9,7 @@ import triton
 from torch import Tensor, nn
 
 from megafold.trainer.kernels.ahead import compile_ahead
-from megafold.trainer.kernels.launch import Launch, compiling, only_compile
+from megafold.trainer.kernels.launch import Launch, only_compile
 from megafold.trainer.model.primitives import run_block
 from megafold.trainer.rehearsal import rehearsal, rehearsed
 
@@ -23,18 +23,24 @@ class Kernel:
     def __getitem__(self, grid: tuple[int]) -> Any:
         return lambda *arguments, **options: self.calls.append(("launched", arguments, options))
 
-    def warmup(self, *arguments: Any, grid: tuple[int], **options: Any) -> None:
+    def warmup(self, *arguments: Any, grid: tuple[int], **options: Any) -> "Kernel":
         self.calls.append(("compiled", arguments, options))
+        return self
+
+    @property
+    def run(self) -> None:
+        """What launches it, which is made when it is first asked for."""
+        self.calls.append(("launcher", (), {}))
 
 
 def test_a_kernel_is_compiled_with_what_it_will_be_launched_with():
     kernel = Kernel()
     launch = Launch(kernel, 7, (5, 0.5), {"C": 16}, {"num_warps": 4})
     x = torch.ones(3)
-    with only_compile():
-        assert compiling()
+    made: list[Any] = []
+    with only_compile(made):
         launch(x)
-    assert not compiling()
+    assert made == [kernel]
     launch(x)
     (first, *compiled), (second, *launched) = kernel.calls
     assert (first, second) == ("compiled", "launched")
@@ -103,14 +109,16 @@ def test_all_is_compiled_when_the_context_is_left(monkeypatch):
             seen["workers"] = pool._max_workers
 
         def __enter__(self) -> None:
-            seen["entered"] = compiling()
+            pass
 
         def __exit__(self, *_: object) -> None:
-            seen["left"] = (compiling(), self.future.result())
+            seen["waited for"] = self.future.result()
 
     monkeypatch.setattr(triton, "AsyncCompileMode", Mode)
+    kernel = Kernel()
     with compile_ahead(5):
-        assert compiling()
         assert not torch.autograd.is_multithreading_enabled()
-    assert seen == {"workers": 5, "entered": False, "left": (False, 3)}
+        Launch(kernel, 1, (), {}, {})(torch.ones(1))
+    assert seen == {"workers": 5, "waited for": 3}
+    assert [name for name, *_ in kernel.calls] == ["compiled", "launcher"]
     assert torch.autograd.is_multithreading_enabled()

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import triton
@@ -26,11 +27,23 @@ def compile_ahead(workers: int | None = None) -> Iterator[None]:
     if triton.knobs.runtime.interpret:
         yield  # which compiles nothing
         return
-    with (
-        ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool,
-        # A backward pass in another thread would know nothing of this.
-        torch.autograd.set_multithreading_enabled(False),
-        triton.AsyncCompileMode(pool),
-        only_compile(),
-    ):
-        yield
+    made: list[Any] = []
+    with _threads(workers or len(os.sched_getaffinity(0))) as pool:
+        with (
+            # A backward pass in another thread would know nothing of this.
+            torch.autograd.set_multithreading_enabled(False),
+            triton.AsyncCompileMode(pool),
+            only_compile(made),
+        ):
+            yield
+        # What launches a kernel is compiled, too, when it is first asked for.
+        list(pool.map(lambda kernel: kernel.run, made))
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Threads to which this thread's GPU is the current one, if there is one."""
+    if not torch.cuda.is_available():
+        return ThreadPoolExecutor(count)
+    return ThreadPoolExecutor(
+        count, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)
+    )

@@ -26,22 +26,18 @@ _ALIGNMENT: Final = 16
 Start = Callable[[int, Sequence[int]], None]
 #: The device that is current, without PyTorch's wrapper around it; a build without GPUs has none.
 _current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
-_compiling: ContextVar[bool] = ContextVar("compiling", default=False)
+#: Where kernels go that are compiled and not launched; None: they are launched.
+_compiled: ContextVar[list[Any] | None] = ContextVar("compiled", default=None)
 
 
 @contextmanager
-def only_compile() -> Iterator[None]:
-    """Within, what was not launched before is compiled and not launched: for ``ahead.py``."""
-    token = _compiling.set(True)
+def only_compile(made: list[Any]) -> Iterator[None]:
+    """Within, what was not launched before is not launched but compiled, into ``made``: for ``ahead.py``."""
+    token = _compiled.set(made)
     try:
         yield
     finally:
-        _compiling.reset(token)
-
-
-def compiling() -> bool:
-    """Whether this is within :func:`only_compile`."""
-    return _compiling.get()
+        _compiled.reset(token)
 
 
 def blocks(length: int, block: int) -> int:
@@ -101,8 +97,9 @@ class Launch:
 
     def _first(self, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> None:
         arguments, settings = (*tensors, *self._numbers), self._constants | self._options
-        if compiling():
-            self._kernel.warmup(*arguments, grid=(self._programs,), **settings)
+        compiled = _compiled.get()
+        if compiled is not None:
+            compiled.append(self._kernel.warmup(*arguments, grid=(self._programs,), **settings))
             return
         made = self._kernel[(self._programs,)](*arguments, **settings)
         # The interpreter compiles nothing.

@@ -34,6 +34,12 @@ def sigmoid(x):
 
 
 @triton.jit
+def _plus(total, product):
+    """``total`` + ``product``, which the compiler would make one chain with it if it were an addition."""
+    return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), total)
+
+
+@triton.jit
 def _halves(tile):
     """Even and odd columns."""
     ROWS: tl.constexpr = tile.shape[0]
@@ -46,7 +52,7 @@ def _in_two(a, b, PRECISION: tl.constexpr):
     a_even, a_odd = _halves(a)
     b_even, b_odd = _halves(b)
     even = tl.dot(a_even, tl.trans(b_even), input_precision=PRECISION)
-    return even + tl.dot(a_odd, tl.trans(b_odd), input_precision=PRECISION)
+    return _plus(even, tl.dot(a_odd, tl.trans(b_odd), input_precision=PRECISION))
 
 
 @triton.jit
@@ -56,7 +62,7 @@ def product_t(a, b, PRECISION: tl.constexpr, LEAST: tl.constexpr = 64):
     if a.dtype == tl.float32 and CHANNELS >= 128:
         a_even, a_odd = _halves(a)
         b_even, b_odd = _halves(b)
-        result = _in_two(a_even, b_even, PRECISION) + _in_two(a_odd, b_odd, PRECISION)
+        result = _plus(_in_two(a_even, b_even, PRECISION), _in_two(a_odd, b_odd, PRECISION))
     elif a.dtype == tl.float32 and CHANNELS >= LEAST:
         result = _in_two(a, b, PRECISION)
     else:
@@ -78,7 +84,7 @@ def product(a, b, PRECISION: tl.constexpr, LEAST: tl.constexpr = 64):
 def add_product(total, a, b, PRECISION: tl.constexpr):
     """``total`` + a b."""
     if a.dtype == tl.float32:
-        total += tl.dot(a, b, input_precision=PRECISION)
+        total = _plus(total, tl.dot(a, b, input_precision=PRECISION))
     else:
         total = tl.dot(a, b, total, input_precision=PRECISION)
     return total

@@ -10,6 +10,7 @@ from megafold.trainer.kernels.differentiable import as_rows, gradient_like, no_g
 from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.launch import Launcher, blocks
 from megafold.trainer.kernels.layernorm.operator import (
+    FEW_ROWS,
     INTERPRETED,
     multiprocessors,
     normalise,
@@ -170,7 +171,11 @@ def composed_backward(grad: Tensor, x: Tensor, parameters: Parameters, wanted: l
                 sum_parts(parts, made[1], made[2])
         if wanted[3]:
             rows = normalise(x, parameters.norm_weight, parameters.norm_bias, grad.dtype)
-            made[3] = (grads.T @ rows.view(-1, x.shape[-1])).to(parameters.weight.dtype)
+            columns = grads.T
+            if grad.dtype == torch.float32 and len(grads) <= FEW_ROWS:
+                # As eager lays out an expanded gradient: cuBLAS adds shorter chains.
+                columns = columns.contiguous()
+            made[3] = (columns @ rows.view(-1, x.shape[-1])).to(parameters.weight.dtype)
         if wanted[4] and parameters.bias is not None:
             made[4] = grads.sum(0, dtype=torch.float32).to(parameters.bias.dtype)
     return [t if t.numel() > 0 else no_gradient(x) for t in made]
