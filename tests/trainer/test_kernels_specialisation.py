@@ -40,6 +40,17 @@ H200: dict[str, Any] = {
 Variant = tuple[str, str]
 
 
+class Placed(MockTensor):
+    """What Triton asks of a tensor. PyTorch's allocators place memory at multiples of 512 bytes."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor.dtype)
+        self._place = 512 + tensor.storage_offset() * tensor.element_size()
+
+    def data_ptr(self) -> int:
+        return self._place
+
+
 class Notes:
     """Launches, each as the variant that would serve it."""
 
@@ -54,8 +65,7 @@ class Notes:
             self._binders[kernel] = create_function_from_signature(
                 kernel.signature, kernel.params, make_backend(TARGET)
             )
-        # A mocked tensor lies at a multiple of 16, as PyTorch's allocators place them.
-        arguments = [MockTensor(t.dtype) for t in tensors]
+        arguments = [Placed(t) for t in tensors]
         _, specialisation, _ = self._binders[kernel](
             *arguments, *launch._numbers, **launch._constants, **launch._options
         )
@@ -126,6 +136,8 @@ def others(n: int, dtype: torch.dtype) -> None:
     backward(ops.layernorm_linear(leaf(n, n, 128, dtype=dtype), weight, offset, leaf(256, 128), leaf(256)))
     copies, conditioning = leaf(48, n, 128, dtype=dtype), leaf(1, n, 64, dtype=dtype)
     backward(ops.adaln(copies, conditioning, leaf(64), leaf(128, 64), leaf(128), leaf(128, 64)))
+    radius = torch.full((1, n), 15.0)
+    backward(ops.smooth_lddt(leaf(1, 5, n, 3), torch.randn(1, n, 3), radius))
     z = leaf(1, n, n, 128, dtype=dtype)
     backward(ops.dropout_add(z, leaf(1, n, n, 128, dtype=dtype), torch.ones(1, 1, n, 128, dtype=dtype)))
 

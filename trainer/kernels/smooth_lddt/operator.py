@@ -37,7 +37,8 @@ class _SmoothLddt(torch.autograd.Function):
         b, s, n, _ = predicted.shape
         wanted = ctx.needs_input_grad[0]
         predicted = predicted.contiguous()
-        score, count = predicted.new_empty(2, b, s, n)
+        # Not one array: where the second began would be another variant of the kernel for some lengths.
+        score, count = predicted.new_empty(b, s, n), predicted.new_empty(b, s, n)
         gradient = torch.empty_like(predicted) if wanted else score
         launch = _plan(b * s, s, n, wanted)
         launch(predicted, truth.contiguous(), radius.contiguous(), score, count, gradient)
