@@ -281,12 +281,12 @@ def test_a_second_backward_pass_is_refused():
 
 
 def test_recordings_have_so_much_room():
-    for share, recompute in ((8, True), (2, False)):
+    for share, recompute in ((4, True), (2, False)):
         recorder, blocks = Rerun(), [Layer(slope) for slope in (0.1, 0.2, 0.3, 0.4, 0.5)]
         recorder.bytes = share * 3500  # each pass that is recorded is said to take 1000
         graphs = BlockGraphs(recorder)
         expected = results(blocks, *inputs(), recompute=recompute)
-        with graphs.active():
+        with graphs.active(), pytest.warns(RuntimeWarning, match="others run without"):
             assert_equal(results(blocks, *inputs(), recompute=recompute), expected)
         # A pass back goes with the pass forward that has been recorded.
         assert (len(graphs), graphs.bytes) == ((2, 4000) if recompute else (4, 4000))
@@ -308,8 +308,13 @@ def test_hooked_modules_run_plainly():
 
 def test_beyond_so_many_shapes_blocks_run_plainly():
     graphs, block = BlockGraphs(Rerun()), layers(1)[0]
-    for rows in range(1, 71):
+    for rows in range(1, 65):
         plain_calls(graphs, block, *inputs(rows), turns=1)
+    with pytest.warns(RuntimeWarning, match="64 kinds and shapes of blocks .* others run without"):
+        plain_calls(graphs, block, *inputs(65), turns=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain_calls(graphs, block, *inputs(66), turns=1)
     assert len(graphs) == graphs.replays == 64
     plain_calls(graphs, block, *inputs(2), turns=1)
     assert graphs.replays == 65

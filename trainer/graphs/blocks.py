@@ -20,7 +20,7 @@ from megafold.trainer.ops.registry import active_backend
 _MOST_SHAPES: Final = 64
 #: Share of the device's memory that recordings may take before there are no others: of blocks that recompute,
 #: and of those that keep their activations, which would take memory without graphs, too.
-_SHARE: Final = 1 / 8
+_SHARE: Final = 1 / 4
 _SHARE_KEPT: Final = 1 / 2
 #: Bytes of a block's largest input up to which it is replayed: 128 channels of 700 tokens' pairs in bfloat16.
 #: Beyond it kernels last longer than launches, and the memory that graphs hold is better used.
@@ -72,6 +72,7 @@ class BlockGraphs:
         self.released = False
         self._recorder = recorder
         self._largest = largest
+        self._full = False
         self._recomputed: dict[Key, Recomputed] = {}
         self._kept: dict[Key, Kept] = {}
         self._shapes: set[Key] = set()
@@ -176,11 +177,19 @@ class BlockGraphs:
         return recording if recording.is_free() else None
 
     def _has_room(self, key: Key, share: float) -> bool:
-        if self.bytes > share * self._recorder.size():
-            return False
-        if key not in self._shapes and len(self._shapes) < _MOST_SHAPES:
+        """Whether a kind and shape may be recorded; warns where it is the first that may not."""
+        fits = self.bytes <= share * self._recorder.size()
+        if fits and len(self._shapes) < _MOST_SHAPES:
             self._shapes.add(key)
-        return key in self._shapes
+        if fits and key in self._shapes:
+            return True
+        if not self._full:
+            self._full = True
+            _warn(
+                f"{len(self)} kinds and shapes of blocks are recorded as CUDA graphs, which hold "
+                f"{self.bytes / 2**30:.1f} GiB: others run without. Crops padded to one shape need few"
+            )
+        return False
 
     def _attempt(self, key: Key, record: Callable[..., None], *args: Any) -> bool:
         """Record something; where it fails, that kind and shape runs plainly from now on.
