@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from megafold.trainer.parallel.mesh import ParallelMesh, require_divisible
 from megafold.trainer.parallel.training import SharedLoss, shared_data
 from megafold.trainer.parallel.watch import PeerWatch
 from megafold.trainer.presets.model import model_preset
+from megafold.trainer.run_lock import only_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +105,24 @@ def run_training(
         model: a network to train instead of the preset's; it needs ``sample`` if structures are wanted.
 
     Raises:
-        CheckpointError: the folder holds another run, or a checkpoint does not fit.
+        CheckpointError: the folder holds another run, or one is at work there, or a checkpoint does not fit.
         DivergedError: too many steps in a row were not finite.
         PeerError: another rank has died.
     """
     ranks = replace(Ranks.from_environment(), sp=config.sp)
     require_divisible(ranks.world, config.sp)
+    with only_run(folder) if ranks.is_first else nullcontext():
+        return _run(config, data, folder, ranks, resume, model)
+
+
+def _run(
+    config: TrainConfig,
+    data: TrainingData,
+    folder: Path,
+    ranks: Ranks,
+    resume: Resume | None,
+    model: nn.Module | None,
+) -> TrainingSummary:
     device = resolve_device(config.device, ranks)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from functools import partial
 
 import gemmi
 import pytest
@@ -13,6 +16,7 @@ from megafold.trainer.batches import TrainingData
 from megafold.trainer.checkpoint import load_checkpoint
 from megafold.trainer.errors import CheckpointError, ConfigError, DataError
 from megafold.trainer.evaluation import sample_structures
+from megafold.trainer.run_lock import only_run
 from megafold.trainer.train import Resume, build_model, run_training
 from tests.trainer.batches import random_batch
 from tests.trainer.fakes import FakeModel, quick_config
@@ -99,6 +103,32 @@ def test_a_folder_with_a_run_is_resumed_or_refused(tmp_path):
     assert states[0]["sampler"] == states[1]["sampler"] == {"seed": 0, "epoch": 0, "position": 4}
     for name, value in states[0]["model"].items():
         assert torch.equal(value, states[1]["model"][name])
+
+
+def test_a_folder_takes_one_run_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("megafold.trainer.train.only_run", partial(only_run, wait_s=0.1))
+    folder = tmp_path / "run"
+    with only_run(folder), pytest.raises(CheckpointError, match=r"another run is at work in .*run"):
+        run_training(quick_config(steps=1), make_data(), folder, model=FakeModel())
+    assert not (folder / "config.json").exists()
+    assert run_training(quick_config(steps=1), make_data(), folder, model=FakeModel()).steps == 1
+
+
+def test_a_killed_run_leaves_its_folder_free(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from megafold.trainer.run_lock import only_run\n"
+        "with only_run(Path(sys.argv[1])): print('in', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in\n"
+    with pytest.raises(CheckpointError, match="another run"), only_run(tmp_path, wait_s=0):
+        pass
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with only_run(tmp_path, wait_s=0):
+        pass
 
 
 def test_a_killed_worker_ends_the_run_and_a_resumed_one_goes_on_exactly(tmp_path):
