@@ -30,7 +30,7 @@ def _sigmoid(x, WIDE: tl.constexpr):
         return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "N"])
 def forward_kernel(
     x, gate, weight, residual, keep, out, R, N,
     x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, z_b, z_r, z_n, m_b, m_r, m_n, o_b, o_r, o_n,
@@ -65,7 +65,7 @@ def forward_kernel(
     tl.store(target, y.to(out.dtype.element_ty), mask=written)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "R", "N"])
 def backward_kernel(
     dout, x, gate, weight, keep, dx, dgate, parts, B, R, N,
     x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, y_b, y_r, y_h, y_n, w_b, w_r, w_h, w_n, m_b, m_r, m_n,
@@ -125,7 +125,7 @@ def backward_kernel(
     tl.store(parts + place, dw, mask=whole)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def gate_kernel(x, gate, out, M, C, x_m, g_m, BM: tl.constexpr, BC: tl.constexpr):
     """sigmoid(gate) · x of M rows of C channels; for layers too wide to take their product along."""
     blocks = tl.cdiv(C, BC)
@@ -140,7 +140,7 @@ def gate_kernel(x, gate, out, M, C, x_m, g_m, BM: tl.constexpr, BC: tl.constexpr
     tl.store(out + row * C + c[None, :], y.to(out.dtype.element_ty), mask=present)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def gate_gradient_kernel(
     dout, x, gate, dx, dgate, M, C, x_m, g_m, dg_m, BM: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
