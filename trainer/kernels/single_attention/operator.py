@@ -60,7 +60,7 @@ class _Sizes(NamedTuple):
 
     def split(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The packed weights: [4·C, C], [C, C], [H, Z], [4·C]."""
-        projections, output, bias, offsets = packed.split(self.parts)
+        projections, output, bias, offsets = packed.split_with_sizes(self.parts)
         c = self.c
         return projections.view(4 * c, c), output.view(c, c), bias.view(self.h, self.z), offsets
 
@@ -166,7 +166,7 @@ def _backward(
     )
     # One cast for all matrices.
     sections = (c * c, 2 * c * c, c * c, *sizes.parts[1:3], c, 3 * c)
-    dq, dkv, dgate, doutput, _, dq_bias, _ = dpacked.to(w.q.dtype).split(sections)
+    dq, dkv, dgate, doutput, _, dq_bias, _ = dpacked.to(w.q.dtype).split_with_sizes(sections)
     made = SingleAttentionWeights(
         dnorm_weight, dnorm_bias, dq.view(c, c), dq_bias, dkv.view(2 * c, c), dgate.view(c, c),
         dbias_norm_weight, dbias_norm_bias, dbias_weight, doutput.view(c, c),

@@ -54,14 +54,14 @@ class Sizes(NamedTuple):
 
     def split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         """The projections' weight [4·HD + HP, C] and the output's [C, HD] of what :func:`pack` made."""
-        projections, output = packed.split(((4 * self.hd + self.hp) * self.c, self.c * self.hd))
+        projections, output = packed.split_with_sizes(((4 * self.hd + self.hp) * self.c, self.c * self.hd))
         return projections.view(-1, self.c), output.view(self.c, self.hd)
 
     def split_gradients(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What :func:`sum_parts` made, by weight: norm's weight and bias, qkv, gate, bias, output."""
         c, of_head = self.c, self.hd * self.c
         parts = (self.h * c, (self.hp - self.h) * c, c, c, 3 * of_head, of_head, of_head)
-        bias, _padding, scale, shift, qkv, gate, output = flat.split(parts)
+        bias, _padding, scale, shift, qkv, gate, output = flat.split_with_sizes(parts)
         return scale, shift, qkv.view(-1, c), gate.view(-1, c), bias.view(-1, c), output.view(c, self.hd)
 
 

@@ -101,7 +101,7 @@ def split_weight_gradients(
         return [None] * len(weights)
     w, made = TriangleMultiplicationWeights(*weights), WeightGradients(*gradients)
     rows = [len(w.projection), len(w.gate), len(w.output_gate)]
-    projection, gate, output_gate = made.matrices_in.split(rows)
+    projection, gate, output_gate = made.matrices_in.split_with_sizes(rows)
     norm_in_weight, norm_in_bias = made.norm_in.unbind()
     norm_out_weight, norm_out_bias = made.norm_out.unbind()
     apart = TriangleMultiplicationWeights(
