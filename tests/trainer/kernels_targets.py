@@ -82,7 +82,7 @@ _BLOCK_NARROW: Final = (
 )  # fmt: skip
 #: Parameters of the row-wise kernels that are neither tensors nor constants.
 _ROW_NUMBERS: Final = frozenset(
-    {"M", "x_row", "steps", "count", "splits", "groups", "H", "R", "INNER", "a_row", "IN", "OUT"}
+    {"M", "x_row", "steps", "count", "splits", "groups", "earlier", "H", "R", "INNER", "a_row", "IN", "OUT"}
 )
 #: Their tensors in float32.
 _ROW_WIDE: Final = frozenset({"norm_weight", "norm_bias", "norm_parts", "parts", "bias_parts"})
@@ -173,7 +173,7 @@ def row_source(function: Any, constants: dict[str, Any], itemsize: int, *wide: s
 def _transition_source(role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:
     fixed: dict[str, Any] = {"C": channels, "H": 4 * channels}
     if role == "weights":
-        constants = {"BN": tile.hidden, "BK": tile.rows, "FIRST": False, "SPLITS": 4} | fixed
+        constants = {"BN": tile.hidden, "BK": tile.rows} | fixed
         return row_source(transition.weight_gradient_kernel, constants, itemsize)
     constants = {"BM": tile.rows, "BH": tile.hidden, "HELD": tile.held, "NORM": True, "EPS": EPS} | fixed
     constants["RESIDUAL"] = True

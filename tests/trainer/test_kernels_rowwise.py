@@ -25,7 +25,7 @@ def test_numbers_in_the_interpreter():
 @compiles
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_kernels_beside_the_tiled_ones_compile(target):
-    sums = {"BN": 16, "C": 128, "H": 512, "SPLITS": 4, "WEIGHT_IN": True, "WEIGHT_OUT": True}
+    sums = {"BN": 16, "C": 128, "H": 512, "WEIGHT_IN": True, "WEIGHT_OUT": True}
     parts = {"BP": 64, "BC": 16, "C": 384, "SCALE": True, "SHIFT": True}
     for source in (
         row_source(transition.sum_weights_kernel, sums, 2),

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_I
 TARGET = GPUTarget("cuda", 90, 32)
 NAME = "cuda:90"
 #: Families whose kernels still have variants of their own for some lengths.
-OPEN = ("triangle_multiplication", "transition", "gated_output")
+OPEN = ("triangle_multiplication",)
 #: What stands for the properties of an H200 in the kernels' modules.
 H200: dict[str, Any] = {
     "_INTERPRETED": True,

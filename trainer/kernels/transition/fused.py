@@ -132,26 +132,24 @@ class _Strip:
         )
         shape = (self._splits, 3 * hidden, channels)
         self._parts = torch.empty(shape, dtype=torch.float32, device=like.device)
-        self._first = True
+        self._earlier = 0
 
     def add(self, grad: Tensor) -> None:
         """Add what the scratch rows of the output's gradient ``grad`` [rows, C] hold."""
         _launch_weights(
             self._splits * (3 * self._sizes["H"] // self._tile.hidden),
-            (self.scratch, self.normal, grad, self._parts), (grad.shape[0],),
-            {"BN": self._tile.hidden, "BK": self._tile.rows} | self._sizes
-            | {"FIRST": self._first, "SPLITS": self._splits},
+            (self.scratch, self.normal, grad, self._parts), (grad.shape[0], self._splits, self._earlier),
+            {"BN": self._tile.hidden, "BK": self._tile.rows} | self._sizes,
             self._tile.options(),
         )  # fmt: skip
-        self._first = False
+        self._earlier += 1
 
     def finish(self, dweight_in: Tensor, dweight_out: Tensor) -> None:
         """Write the sums of all strips; either may be empty: not wanted."""
         _launch_sum(
             blocks(3 * self._sizes["H"], _SUM_ROWS),
-            (self._parts, dweight_in, dweight_out), (),
+            (self._parts, dweight_in, dweight_out), (self._splits,),
             {"BN": _SUM_ROWS} | self._sizes
-            | {"SPLITS": self._splits}
             | {"WEIGHT_IN": dweight_in.numel() > 0, "WEIGHT_OUT": dweight_out.numel() > 0}, {},
         )  # fmt: skip
 

@@ -55,8 +55,9 @@ def _input(
     x, norm_weight, norm_bias, first, stride, M, dtype: tl.constexpr,
     C: tl.constexpr, BM: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    """What the first product sees of rows ``first`` to ``first`` + BM."""
-    tile = _load_rows(x, first, stride, M, C, BM).to(tl.float32)
+    """What the first product sees of rows ``first`` to ``first`` + BM; the last one stands for those from M on."""
+    row, c = tl.minimum(tl.arange(0, BM), M - 1 - first)[:, None], tl.arange(0, C)[None, :]
+    tile = tl.load(x + tl.cast(first, tl.int64) * stride + (row * stride + c)).to(tl.float32)
     if HELD:
         tile = tl.dot(tl.zeros([BM, 16], dtype), tl.zeros([16, C], dtype), tile)
     if NORM:
@@ -107,7 +108,7 @@ def _store_strip(lines, first, value, W: tl.constexpr, BM: tl.constexpr, WIDTH: 
     tl.store(lines + (place[:, None] + (n // 32 * 64 + n % 32)[None, :]), value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def forward_kernel(
     x, norm_weight, norm_bias, weight_in, weight_out, out, M, x_row,
     BM: tl.constexpr, BH: tl.constexpr, C: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
@@ -129,14 +130,13 @@ def forward_kernel(
     if RESIDUAL:
         # Read again, for the last time, which tells the compiler that it is another load: kept, it would fill
         # registers all the way.
-        row = tl.arange(0, BM)
+        row = tl.minimum(tl.arange(0, BM), M - 1 - first)
         again = x + tl.cast(first, tl.int64) * x_row + (row[:, None] * x_row + c[None, :])
-        again = tl.load(again, mask=row[:, None] < M - first, other=0.0, eviction_policy="evict_first")
-        acc += again.to(tl.float32)
+        acc += tl.load(again, eviction_policy="evict_first").to(tl.float32)
     store_rows(out, first, acc, M, C, C, BM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def input_gradient_kernel(
     x, norm_weight, norm_bias, weight_in, weight_out, dout, dx, norm_parts, strip, normal, M, x_row,
     BM: tl.constexpr, BH: tl.constexpr, C: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
@@ -189,17 +189,16 @@ def input_gradient_kernel(
         store_rows(dx, first, acc, M, C, C, BM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "splits", "earlier"])
 def weight_gradient_kernel(
-    strip, normal, dout, parts, M,
+    strip, normal, dout, parts, M, splits, earlier,
     BN: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
-    FIRST: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Sums over the M rows of a strip, of ``normal`` and of ``dout`` [M, C].
 
-    parts: [SPLITS, 3·H, C] float32, of dGate's and dValue's products with the normalised input, then of the
+    parts: [splits, 3·H, C] float32, of dGate's and dValue's products with the normalised input, then of the
     hidden activation's with dout, in the order of the strip's columns. Every program owns BN rows of one part
-    and adds to what is there, unless it is the FIRST strip: the order of the sum is always the same. The
+    and adds to what is there, if there are ``earlier`` strips: the order of the sum is always the same. The
     strip is written up to a multiple of BK.
     """
     TILES: tl.constexpr = 3 * H // BN
@@ -211,14 +210,11 @@ def weight_gradient_kernel(
     tiles = (k // 8)[:, None] * (3 * H // 64) + (left // 64 + n // 64)[None, :]
     within = tiles * 512 + ((k % 8)[:, None] * 64 + (n % 64)[None, :])
     place = parts + tl.cast(split, tl.int64) * (3 * H * C) + ((left + n)[:, None] * C + c[None, :])
-    if FIRST:
-        acc = tl.zeros([BN, C], tl.float32)
-    else:
-        acc = tl.load(place)
+    acc = tl.load(place, mask=c[None, :] < tl.where(earlier > 0, C, 0), other=0.0)
     # Neighbouring splits take neighbouring rows, so that what all tiles of a row need is in the L2 cache; the
     # last rows first, for they still are there from when they were written.
     last = (tl.cdiv(M, BK) - 1) * BK
-    for before in range(split * BK, M, SPLITS * BK):
+    for before in range(split * BK, M, splits * BK):
         first = last - before
         a = tl.load(strip + tl.cast(first, tl.int64) * (3 * H) + within)
         there = right + tl.cast(first, tl.int64) * C + (k[:, None] * C + c[None, :])
@@ -227,16 +223,16 @@ def weight_gradient_kernel(
     tl.store(place, acc)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def sum_weights_kernel(
-    parts, dweight_in, dweight_out,
-    BN: tl.constexpr, C: tl.constexpr, H: tl.constexpr, SPLITS: tl.constexpr,
+    parts, dweight_in, dweight_out, splits,
+    BN: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
     WEIGHT_IN: tl.constexpr, WEIGHT_OUT: tl.constexpr,
 ):  # fmt: skip
     """Sum ``parts`` over the splits; one program: BN of the 3·H rows, to whichever weight they belong."""
     n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, C)
     acc = tl.zeros([BN, C], tl.float32)
-    for split in range(SPLITS):
+    for split in tl.range(0, splits, loop_unroll_factor=4):
         acc += tl.load(parts + split * (3 * H * C) + (n[:, None] * C + c[None, :]))
     if WEIGHT_IN:
         kept = (n < 2 * H)[:, None]
