@@ -55,7 +55,7 @@ def _input(
     x, norm_weight, norm_bias, first, stride, M, dtype: tl.constexpr,
     C: tl.constexpr, BM: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    """What the first product sees of rows ``first`` to ``first`` + BM; the last one stands for those from M on."""
+    """What the first product sees of BM rows from ``first`` on; for those from M on the last one again."""
     row, c = tl.minimum(tl.arange(0, BM), M - 1 - first)[:, None], tl.arange(0, C)[None, :]
     tile = tl.load(x + tl.cast(first, tl.int64) * stride + (row * stride + c)).to(tl.float32)
     if HELD:
