@@ -18,7 +18,7 @@ from megafold.pipeline.manifest import EntryRow, entry_rows
 #: does not see; a damaged object; memory.
 _TRANSIENT: Final = frozenset(
     "unreadable unreadable-file unreadable-dictionary unreadable-cache no-such-folder damaged-cache "
-    "out-of-memory".split()
+    "changed-meanwhile out-of-memory".split()
 )
 #: Failures that another dictionary may cure.
 _OF_THE_DICTIONARY: Final = frozenset({"unknown-component"})

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megafold.cache_store import Digest
 from megafold.pipeline.alignments import AlignmentIndex, ChainAlignments
 from megafold.pipeline.builder import recipes
 from megafold.pipeline.builder.config import Sources
@@ -44,14 +43,6 @@ class EntryPlan:
     row: dict[str, Any] | None = None
     #: ``msa:<entity_id>``, ``template:<entity_id>``, ``pairing`` → recipe.
     recipes: dict[str, str] = field(default_factory=dict)
-
-
-def _file_digest(path: Path) -> str:
-    """Digest of a file, ``""`` where it cannot be read: the task that needs it says so."""
-    try:
-        return str(Digest.of_file(path))
-    except OSError:
-        return ""
 
 
 def _file_size(path: Path) -> int:
@@ -97,7 +88,7 @@ class Planner:
         if not missing:
             return
         with ThreadPoolExecutor(_HASHING_THREADS) as pool:  # hashlib releases the interpreter's lock
-            self._digests.update(zip(missing, pool.map(_file_digest, missing), strict=True))
+            self._digests.update(zip(missing, pool.map(recipes.file_digest, missing), strict=True))
 
     def _digest(self, path: Path) -> str:
         self._hash([path])
@@ -136,6 +127,7 @@ class Planner:
             label=entry,
             entries=(entry,),
             size=_file_size(path),
+            digests={path: plan.source_digest},
             entry=entry,
             path=path,
             options=self._options,
@@ -285,6 +277,7 @@ class Planner:
                     mol_type=MolType[chain["mol_type"].upper()],
                     files=files.msas,
                     size=sum(map(_file_size, files.msas)),
+                    digests={path: self._digest(path) for path in files.msas},
                     **shared,
                 )
             )
@@ -294,7 +287,13 @@ class Planner:
             recipe = recipes.template_recipe(sequence, named, structures)
             plan.recipes[f"template:{entity}"] = recipe
             yield from self._reuse_or_plan(
-                TemplateTask(recipe=recipe, files=files.hits, structures=structures, **shared)
+                TemplateTask(
+                    recipe=recipe,
+                    files=files.hits,
+                    digests={path: self._digest(path) for path in files.hits},
+                    structures=structures,
+                    **shared,
+                )
             )
 
     def _template_digests(self, files: Iterable[Path]) -> dict[str, str]:

@@ -12,6 +12,7 @@ the golden-digest test fails otherwise.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 from megafold.cache_store import Digest, mapping_digest
@@ -45,6 +46,14 @@ def dictionary_identity(sources: Sources) -> str:
     base = str(Digest.of_file(sources.ccd)) if sources.ccd else f"biotite {version('biotite')}"
     extra = [str(Digest.of_file(path)) for path in sources.ccd_extra]
     return str(mapping_digest({"base": base, "extra": extra}))
+
+
+def file_digest(path: Path) -> str:
+    """Digest of an input file, ``""`` where it cannot be read: the task that needs it says so."""
+    try:
+        return str(Digest.of_file(path))
+    except OSError:
+        return ""
 
 
 def options_to_json(options: StructureOptions) -> dict[str, Any]:

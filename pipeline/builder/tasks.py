@@ -116,12 +116,14 @@ class Task:
     """A piece of work.
 
     ``recipe`` names its result, ``entries`` are those that need it, ``size`` grows with how long it may take.
+    ``digests`` are those that the recipe has of the files that the task reads.
     """
 
     recipe: str
     label: str
     entries: tuple[str, ...] = field(default=(), compare=False)
     size: int = field(default=0, compare=False)
+    digests: Mapping[Path, str] = field(default_factory=dict, compare=False)
 
     @property
     def stage(self) -> str:
@@ -145,7 +147,8 @@ def run_task(config: WorkerConfig, task: Task) -> Outcome:
         NotACache: this machine does not see the cache.
     """
     try:
-        return task.run(context(config))
+        outcome = task.run(context(config))
+        return outcome if outcome.result is None else _unless_changed(task, outcome)
     except InputError as error:
         return Outcome(result=None, problems=(Problem(error.reason, str(error)),))
     except (WriteFailed, NotACache):
@@ -168,6 +171,15 @@ def run_task(config: WorkerConfig, task: Task) -> Outcome:
                 ),
             ),
         )
+
+
+def _unless_changed(task: Task, outcome: Outcome) -> Outcome:
+    """The outcome, unless its files are others by now than its recipe says, which would be wrong for ever."""
+    for path, digest in task.digests.items():
+        if recipes.file_digest(path) != digest:
+            message = f"{task.label}: {path} changed while it was built from; build again"
+            return Outcome(result=None, problems=(Problem("changed-meanwhile", message),))
+    return outcome
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -426,6 +426,31 @@ def test_structure_that_could_not_be_read_for_a_moment_is_tried_again(built, sam
     assert again.manifest == built[1].manifest
 
 
+def test_file_edited_during_a_build_is_never_another_files_result(built, corpus, tmp_path, monkeypatch):
+    """The recipe has the digest of what was there at first, the worker reads what is there later."""
+    from megafold.pipeline.builder import tasks
+
+    folder = next(path for path in sorted((corpus / "alignments").iterdir()) if list(path.glob("*.a3m*")))
+    file = folder / "extra.a3m"
+    honest = tasks.featurize_msa
+    first, second = query_of(folder), query_of(folder).replace("HUMAN", "MOUSE")
+    file.write_text(first)
+    expected = build(corpus, tmp_path / "expected").manifest
+
+    def edited_just_now(sequence, mol_type, files):
+        file.write_text(second)
+        return honest(sequence, mol_type, files)
+
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(tasks, "featurize_msa", edited_just_now)
+    report = build(corpus, cache)
+    assert {failure["reason"] for failure in report.failures} == {"changed-meanwhile"}
+    assert f"{folder.name}/extra.a3m changed" in report.failures[0]["message"]
+    monkeypatch.setattr(tasks, "featurize_msa", honest)
+    file.write_text(first)
+    assert build(corpus, cache).manifest == expected
+
+
 def test_alignment_that_cannot_be_read_costs_its_chain_alone(built, corpus, tmp_path):
     folder = next(path for path in sorted((corpus / "alignments").iterdir()) if list(path.glob("*.a3m*")))
     (folder / "elsewhere.a3m").symlink_to(tmp_path / "unmounted" / "elsewhere.a3m")
