@@ -47,6 +47,20 @@ def test_a_kernel_is_compiled_with_what_it_will_be_launched_with():
     assert compiled == launched == [(x, 5, 0.5), {"C": 16, "num_warps": 4}]
 
 
+def test_what_other_lengths_will_take_is_compiled_with_it():
+    kernel = Kernel()
+    made: list[Any] = []
+    launch = Launch(kernel, 1, (), {"EVEN": True}, {"num_warps": 4}, [{"EVEN": False}])
+    with only_compile(made):
+        launch(torch.ones(3))
+    assert [options for _, _, options in kernel.calls] == [
+        {"EVEN": True, "num_warps": 4},
+        {"EVEN": False, "num_warps": 4},
+    ]
+    launch(torch.ones(3))
+    assert len(kernel.calls) == 3
+
+
 class Inner(torch.autograd.Function):
     """Worthless numbers forward; notes that its backward pass ran."""
 

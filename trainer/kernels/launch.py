@@ -64,6 +64,7 @@ class Launch:
         numbers: in the order of the parameters.
         constants: likewise.
         options: as a Triton launch takes them (num_warps and so on).
+        others: what the constants are for other lengths, for whom kernels are compiled ahead.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class Launch:
         numbers: Sequence[int | float],
         constants: Mapping[str, Any],
         options: Mapping[str, int],
+        others: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._kernel = kernel
         self._programs = programs
         self._numbers = tuple(numbers)
         self._constants = dict(constants)
         self._options = dict(options)
+        self._others = others
         self._known: dict[tuple[Any, ...], Start] = {}
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -96,12 +99,13 @@ class Launch:
         return start(driver.active.get_current_stream(index), addresses)
 
     def _first(self, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> None:
-        arguments, settings = (*tensors, *self._numbers), self._constants | self._options
+        arguments, grid = (*tensors, *self._numbers), (self._programs,)
         compiled = _compiled.get()
         if compiled is not None:
-            compiled.append(self._kernel.warmup(*arguments, grid=(self._programs,), **settings))
+            for constants in (self._constants, *self._others):
+                compiled.append(self._kernel.warmup(*arguments, grid=grid, **constants, **self._options))
             return
-        made = self._kernel[(self._programs,)](*arguments, **settings)
+        made = self._kernel[grid](*arguments, **self._constants, **self._options)
         # The interpreter compiles nothing.
         if isinstance(made, CompiledKernel):
             if len(self._known) >= _REMEMBERED:

@@ -1,5 +1,6 @@
 """Launches of the kernels of triangle multiplication, with room made for what they write."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Final, NamedTuple
@@ -156,7 +157,7 @@ class Call:
         """A launch with one program for each block of positions."""
         numbers = (*self._numbers, EPS) if eps else self._numbers
         programs = blocks(self.positions, tile.rows)
-        return Launch(function, programs, numbers, constants | self._fixed(tile), tile.options())
+        return _launch(function, programs, numbers, constants | self._fixed(tile), tile)
 
     @property
     def _numbers(self) -> tuple[int, int, int]:
@@ -225,14 +226,14 @@ class Call:
         numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts)
         constants = {"Z": self.z, "C2": 2 * self.c, "ROWS": tile.rows, "BLOCK": block} | self._fixed(tile)
         programs = 2 * self.c // block * parts
-        return Launch(kernel.weight_gradient_kernel, programs, numbers, constants, tile.options())
+        return _launch(kernel.weight_gradient_kernel, programs, numbers, constants, tile)
 
     def _output_weight_gradient(self, width: int, offset: int) -> Launch:
         tile, block, parts = self.tiles.output_weight_gradient, self._output_weight_block, self.parts[1]
         numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts, offset)
         constants = {"Z": self.z, "WIDTH": width, "ROWS": tile.rows, "BLOCK": block} | self._fixed(tile)
         programs = self.z // block * parts
-        return Launch(kernel.output_weight_gradient_kernel, programs, numbers, constants, tile.options())
+        return _launch(kernel.output_weight_gradient_kernel, programs, numbers, constants, tile)
 
     @cached_property
     def output_gate_gradient(self) -> Launch:
@@ -257,6 +258,19 @@ class Call:
         constants = {"Z": self.z, "C": self.c, "ROWS": FINISHED["ROWS"], **_SUMMED}
         programs = 2 * (self.z + self.c) // _SUMMED["COLUMNS"]
         return Launch(kernel.sum_shares_kernel, programs, (), constants, {})
+
+
+def _launch(
+    function: Any, programs: int, numbers: Sequence[int | float], constants: dict[str, Any], tile: Tile
+) -> Launch:
+    """With the constants of lengths that tiles cover evenly, and of those they do not."""
+    flags = [{"EVEN": True, "WHOLE": True}, {"EVEN": True, "WHOLE": False}, {"EVEN": False, "WHOLE": False}]
+    others: list[dict[str, Any]] = []
+    for each in flags:
+        other = constants | {name: flag for name, flag in each.items() if name in constants}
+        if other not in (constants, *others):
+            others.append(other)
+    return Launch(function, programs, numbers, constants, tile.options(), others)
 
 
 _call = cache(Call)
