@@ -37,7 +37,7 @@ def compile_ahead(workers: int | None = None) -> Iterator[None]:
         ):
             yield
         # What launches a kernel is compiled, too, when it is first asked for.
-        list(pool.map(lambda kernel: kernel.run, made))
+        list(pool.map(lambda kernel: _compiled(kernel).run, made))
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
@@ -47,3 +47,9 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(
         count, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)
     )
+
+
+def _compiled(kernel: Any) -> Any:
+    """The kernel, of which Triton may have given a promise."""
+    result = getattr(kernel, "result", None)
+    return kernel if result is None else result()
