@@ -18,5 +18,5 @@ def test_numbers_in_the_interpreter():
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_compiles(target):
     tensors = ("predicted", "truth", "radius", "score", "count", "gradient")
-    sizes = {"BM": 32, "BN": 32, "WITH_GRADIENT": True}
-    compile_for(target, kernel.smooth_lddt_kernel, dict.fromkeys(tensors, "*fp32"), sizes)
+    sizes = {"BM": 16, "BN": 16, "WITH_GRADIENT": True}
+    compile_for(target, kernel.smooth_lddt_kernel, dict.fromkeys(tensors, "*fp32"), sizes, num_warps=2)

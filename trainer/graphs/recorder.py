@@ -1,7 +1,7 @@
 """What records CUDA graphs of functions, and what may be recorded by it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -72,8 +72,10 @@ class CudaRecorder:
             ):
                 results = run()
         except RuntimeError:
-            # PyTorch takes a recording that failed for one that goes on: no other may use its memory, and it
-            # is asked with every allocation.
+            # PyTorch takes it for one that goes on. Memory of the GPU can be told that it does not; that of
+            # the host asks it with every allocation, and lets no other recording have the same pool.
+            with suppress(RuntimeError):  # where it has ended, and what failed was something else
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             self._failed.append(graph)
             self._pool = torch.cuda.graph_pool_handle()
             raise

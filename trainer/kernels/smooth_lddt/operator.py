@@ -15,8 +15,8 @@ from megafold.trainer.ops.smooth_lddt import mean_of_pairs, smooth_lddt
 
 #: Triton runs on the CPU.
 _INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
-#: Atoms of a tile, both ways: few registers for each of its pairs, and no memory to speak of.
-_TILE: Final = 32
+#: Atoms of a tile, both ways. Wider tiles take more registers, and fewer of them have no pair that counts.
+_TILE: Final = 16
 _REMEMBERED: Final = 1024
 
 
@@ -27,7 +27,7 @@ def _plan(copies: int, of_a_sample: int, n: int, with_gradient: bool) -> Launch:
         copies * blocks(n, _TILE),
         (of_a_sample, n),
         {"BM": _TILE, "BN": _TILE, "WITH_GRADIENT": with_gradient},
-        {"num_warps": 4},
+        {"num_warps": 2},
     )
 
 
