@@ -23,6 +23,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from megafold.pipeline.errors import InputError
+
 # --------------------------------------------------------------------------------------------------
 # Vocabularies
 
@@ -148,7 +150,17 @@ class Table(Array):
         return packed.astype(self.dtype)
 
     def unpack(self, array: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Name the rows of the stored array: views, no copies."""
+        """Name the rows of the stored array: views, no copies.
+
+        Raises:
+            InputError: another version stored it, with other columns (``other-version``).
+        """
+        if len(array) != len(self.columns):
+            raise InputError(
+                f"table {self.name} was stored with {len(array)} columns and has {len(self.columns)} in this "
+                "version of megafold: build the cache again with it, or read it with the version that wrote it",
+                reason="other-version",
+            )
         return dict(zip(self.column_names, array, strict=True))
 
 

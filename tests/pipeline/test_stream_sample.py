@@ -8,6 +8,7 @@ import pytest
 
 from megafold.cache_store import Digest, LocalStore, MissingObject
 from megafold.pipeline import schema
+from megafold.pipeline.errors import InputError
 from megafold.pipeline.manifest import manifest_from_rows
 from megafold.pipeline.schema import MolType
 from megafold.pipeline.stream import (
@@ -378,3 +379,12 @@ def test_bad_samples_are_told(cache, name, change, message):
         validate_sample({**features, name: change(features[name])})
     with pytest.raises(SampleError, match=r"missing \['restype'\]"):
         validate_sample({key: value for key, value in features.items() if key != "restype"})
+
+
+def test_tables_of_another_version_are_told():
+    table = schema.STRUCTURE.table("chains")
+    stored = np.zeros((len(table.columns) - 1, 3), np.int32)
+    with pytest.raises(
+        InputError, match=r"chains was stored with 10 columns and has 11 .* build the cache again"
+    ):
+        table.unpack(stored)
