@@ -1,5 +1,6 @@
 """Structures sampled from a trained model, and how close they come to the ground truth."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +39,21 @@ class SampledStructure:
 
 
 def sample_structures(
-    model: Any, batch: Batch, config: TrainConfig, folder: Path, device: torch.device
+    model: Any,
+    batch: Batch,
+    config: TrainConfig,
+    folder: Path,
+    device: torch.device,
+    written: Counter[str] | None = None,
 ) -> list[SampledStructure]:
     """Sample ``config.sample_count`` structures for each sample of a batch, measure and write them.
 
     The model's weights are used as they are; noise comes from a generator of its own, seeded by
     ``config.seed``, so that sampling disturbs no training. Each structure is compared with the ground truth
     that is nearest to it, where the batch says which chains and atoms may be exchanged (``symmetry``).
+    ``written`` counts files by entry, over several batches: another crop of an entry gets a file of its own.
     """
+    written = Counter() if written is None else written
     features = to_device(batch, device)
     generator = torch.Generator(device).manual_seed(config.seed)
     was_training = model.training
@@ -66,8 +74,12 @@ def sample_structures(
     for index, meta in enumerate(metas):
         own = {name: value[index] for name, value in arrays.items()}
         own_truths = [(truth[index], resolved[index]) for truth, resolved in truths]
+        entry = str(meta.get("entry", f"sample-{index}"))
+        written[entry] += 1
+        number = "" if written[entry] == 1 else f"-{written[entry]}"
+        models = coords[index].double().cpu().numpy()
         structures.append(
-            _measure(coords[index].double().cpu().numpy(), own_truths, own, meta, folder, index)
+            _measure(models, own_truths, own, {**meta, "entry": entry}, folder / f"{entry}{number}.cif")
         )
     return structures
 
@@ -89,18 +101,15 @@ def _measure(
     truths: Sequence[tuple[NDArray[np.float32], NDArray[np.bool_]]],
     features: Mapping[str, NDArray[Any]],
     meta: Mapping[str, Any],
-    folder: Path,
-    index: int,
+    path: Path,
 ) -> SampledStructure:
     """Compare the models [S, N_atom, 3] of one sample with their ground truths, and write them."""
-    entry = str(meta.get("entry", f"sample-{index}"))
-    path = folder / f"{entry}.cif"
     residue = features["ref_space_uid"]
     center = features["center_atom"][features["token_mask"]]
     compared = [(model, *truth) for model, truth in zip(models, truths, strict=True)]
-    write_mmcif(path, models, features, {"entry": entry, **meta})
+    write_mmcif(path, models, features, meta)
     return SampledStructure(
-        entry=entry,
+        entry=meta["entry"],
         path=path,
         lddt=tuple(lddt(model, truth, resolved, residue) for model, truth, resolved in compared),
         lddt_center=tuple(

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -180,12 +181,13 @@ def _sample(
             whole.load_state_dict(stream.state_dict())
             stream = whole
         batches = [next(stream)]
+    written: Counter[str] = Counter()
     with trainer.average.applied(trainer.model):
         return [
             structure
             for batch in batches
             for structure in sample_structures(
-                trainer.model, batch, trainer.config, folder / "structures", trainer.device
+                trainer.model, batch, trainer.config, folder / "structures", trainer.device, written
             )
         ]
 

@@ -91,6 +91,14 @@ def test_samples_to_evaluate_can_be_named(tmp_path):
     assert newest(summary)["sampler"]["position"] == 1
 
 
+def test_samples_of_one_entry_are_files_of_their_own(tmp_path):
+    data = make_data(evaluate=[(0, 2), (0, 0), (1, 2)])
+    summary = run_training(quick_config(steps=1, sample_count=1), data, tmp_path, model=FakeModel())
+    names = [structure.path.name for structure in summary.structures]
+    assert names == ["entry2.cif", "entry0.cif", "entry2-2.cif"]
+    assert sorted(path.name for path in (tmp_path / "structures").iterdir()) == sorted(names)
+
+
 def test_a_folder_with_a_run_is_resumed_or_refused(tmp_path):
     run_training(quick_config(steps=2), make_data(), tmp_path / "a", model=FakeModel())
     with pytest.raises(CheckpointError, match="holds a run"):
