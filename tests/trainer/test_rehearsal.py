@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor, nn
+from triton.backends.compiler import GPUTarget
 
 from megafold.trainer.kernels.ahead import compile_ahead
 from megafold.trainer.kernels.launch import Launch, only_compile
@@ -136,3 +138,64 @@ def test_all_is_compiled_when_the_context_is_left(monkeypatch):
     assert seen == {"workers": 5, "waited for": 3}
     assert [name for name, *_ in kernel.calls] == ["compiled", "launcher"]
     assert torch.autograd.is_multithreading_enabled()
+
+
+@triton.jit(do_not_specialize=["count"])
+def double_kernel(x, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < count), mask=at < count)
+
+
+class Driver:
+    """Stands for a GPU's driver: compiles for an H200, and notes what would be launched."""
+
+    def __init__(self) -> None:
+        self.launchers: list[str] = []
+        self.launched: list[tuple[Any, ...]] = []
+        self.utils = self
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_device_properties(self, _device: int) -> dict[str, int]:
+        return {"max_shared_mem": 232448}
+
+    def load_binary(self, *_: Any) -> tuple[Any, ...]:
+        return "module", "function", 32, 0, 1024
+
+    def launcher_cls(self, source: Any, _metadata: Any) -> Any:
+        self.launchers.append(source.fn.fn.__name__)
+        return lambda *arguments: self.launched.append(arguments)
+
+
+def test_compiled_kernels_are_there_for_the_launch(monkeypatch, tmp_path):
+    if triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET is set")
+    made = Driver()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.runtime.driver, "_active", made)
+    compiled: list[str] = []
+    hook = "jit_cache_hook"  # asked before anything is compiled
+    monkeypatch.setattr(triton.knobs.runtime, hook, lambda **told: compiled.append(told["fn"].name))
+    launches = [
+        Launch(double_kernel, 1, (5,), {"BLOCK": size}, {}, [{"BLOCK": 2 * size}]) for size in (16, 64)
+    ]
+    x, out = torch.zeros(8), torch.zeros(8)
+    with compile_ahead(2):
+        for launch in [*launches, launches[0]]:
+            launch(x, out)
+    assert made.launched == []
+    assert made.launchers.count("double_kernel") == 4
+    assert len(compiled) >= 4
+    compiled.clear()
+    for launch in launches:
+        launch(x, out)
+    assert len(made.launched) == 2
+    assert compiled == []
+    assert made.launchers.count("double_kernel") == 4

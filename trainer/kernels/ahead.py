@@ -37,7 +37,7 @@ def compile_ahead(workers: int | None = None) -> Iterator[None]:
         ):
             yield
         # What launches a kernel is compiled, too, when it is first asked for.
-        list(pool.map(lambda kernel: _compiled(kernel).run, made))
+        list(pool.map(lambda kernel: _compiled(kernel).run, dict.fromkeys(made)))
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
