@@ -73,7 +73,8 @@ _MULTIPLICATION_WIDE: Final = (
 #: And in the dtype of the call.
 _MULTIPLICATION_NARROW: Final = (
     "z", "x", "dout", "keep", "ab", "standard", "summed", "packed", "closing", "gate_matrix", "out", "dx",
-    "dproducts", "normal", "dab", "dz", "projection", "gate", "output_gate", "output", "dinput", "doutput",
+    "dgate", "dvalue", "dproduct", "normal", "dab", "dz", "projection", "gate", "output_gate", "output",
+    "dinput", "doutput",
 )  # fmt: skip
 #: Tensors of triangle attention's projections and of the gated output.
 _BLOCK_NARROW: Final = (
@@ -142,7 +143,9 @@ def _block_source(
     wide = ("parts", "dbias", "norm_weight", "norm_bias")
     pointers = dict.fromkeys(_BLOCK_NARROW, pointer(itemsize)) | dict.fromkeys(wide, "*fp32")
     sizes = {"C": channels, "CP": channels, "H": HEADS, "D": channels // HEADS, "HP": 16, "KP": channels}
-    blocks = {"BM": tile.rows, "BN": tile.columns, "BK": min(tile.columns, channels)}
+    blocks = {
+        "BM": tile.rows, "BN": tile.columns, "BK": min(tile.columns, channels), "FETCH": tile.fetch
+    }  # fmt: skip
     return function, pointers, sizes | blocks | {"EPS": EPS, "PRECISION": "ieee"} | own
 
 
@@ -153,9 +156,10 @@ def multiplication_pointers(itemsize: int) -> dict[str, str]:
 
 
 def _multiplication_source(role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:
-    block = min(tile.channels, channels)
+    block = channels // 2 if tile.held else min(tile.channels, channels)
     constants = {
-        "Z": channels, "C": channels, "C2": 2 * channels, "WIDTH": channels, "ROWS": tile.rows,
+        "HELD": tile.held, "FETCH": tile.fetch, "Z": channels, "C": channels, "C2": 2 * channels,
+        "WIDTH": channels, "ROWS": tile.rows,
         "BLOCK": block, "GATE_BLOCK": block, "EVEN": even, "PRECISION": "ieee", "KEEP": True,
         "DROPPED": 1, "RESIDUAL": True, "WHOLE": even, "eps": None,
     }  # fmt: skip

@@ -123,6 +123,12 @@ def test_tiles_that_are_dealt(n):
     assert_as_exact_as_eager(case, keep=keep, residual=True)
 
 
+@pytest.mark.parametrize(("n", "dtype"), [(13, torch.float32), (16, HALF)])
+def test_matrices_that_stay_in_shared_memory(n, dtype, monkeypatch):
+    use_tile(monkeypatch, Tile(32, 32, 4, 1, held=True))
+    assert_as_exact_as_eager(make_case((1, n, 16, 32), dtype), ("z", "gate"))
+
+
 @needs_gpu  # it takes the interpreter minutes
 @pytest.mark.parametrize("n", [1, 2, 31, 64, 77, 128, 200, 299])
 @pytest.mark.parametrize("channels", [(128, 128), (64, 128), (64, 64), (32, 32)])

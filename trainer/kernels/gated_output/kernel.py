@@ -19,6 +19,7 @@ from megafold.trainer.kernels.dealing import (
     pinned,
     scattered,
 )
+from megafold.trainer.kernels.fetching import fetch
 from megafold.trainer.kernels.products import add_product, product, product_t, sigmoid
 
 
@@ -65,18 +66,37 @@ def forward_kernel(
     tl.store(target, y.to(out.dtype.element_ty), mask=written)
 
 
+@triton.jit
+def _fetch(
+    dout, x, gate, tile, left, B, R, N, x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, o_b, o_r, o_n,
+    D: tl.constexpr, CP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Fetch what ``backward_kernel`` reads of a tile, the last one at most."""
+    tiles = tl.cdiv(N, BM)
+    tile = tl.minimum(tile, B * R * tiles - 1)
+    first, row = (tile % tiles) * BM, tile // tiles
+    b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
+    n = tl.minimum(first + tl.arange(0, BM), N - 1).to(tl.int64)[:, None]
+    # A line has 64 numbers of 2 bytes, but a head's 32 may lie by themselves.
+    k, c = (left + tl.arange(0, BK // 32) * 32)[None, :], (tl.arange(0, (CP + 63) // 64) * 64)[None, :]
+    fetch(x + b * x_b + r * x_r + n * x_n + (k // D * x_h + k % D))
+    fetch(gate + b * g_b + r * g_r + n * g_n + (k // D * g_h + k % D))
+    fetch(dout + b * o_b + r * o_r + n * o_n + c)
+
+
 @triton.jit(do_not_specialize=["B", "R", "N"])
 def backward_kernel(
     dout, x, gate, weight, keep, dx, dgate, parts, B, R, N,
     x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, y_b, y_r, y_h, y_n, w_b, w_r, w_h, w_n, m_b, m_r, m_n,
     o_b, o_r, o_n, H: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, HAS_KEEP: tl.constexpr,
+    FETCH: tl.constexpr,
 ):  # fmt: skip
     """BK channels of dX and dGate; the sums for dW are kept in registers over many tiles.
 
     Strides: ``y_*`` of dX, ``w_*`` of dGate, ``o_*`` of ``dout``. parts: [programs · BK / KP, C, K] float32,
     sums of dW; the caller adds them in their order. Programs that take the same positions follow each other,
-    so that dOut is read from memory once.
+    so that dOut is read from memory once. FETCH: what the next tile takes is fetched into the cache.
     """
     SLICES: tl.constexpr = KP // BK
     dtype = weight.dtype.element_ty
@@ -93,7 +113,8 @@ def backward_kernel(
     c_c = gathered_columns(BM, CP, DEAL)
     c_k = left + gathered_columns(BM, BK, DEAL)
     dw = tl.zeros([CP, BK], tl.float32)
-    for tile in range(part, B * R * tiles, tl.num_programs(0) // SLICES):
+    # What the loop does not change would fill the registers all the way.
+    for tile in tl.range(part, B * R * tiles, tl.num_programs(0) // SLICES, disable_licm=True):
         first, row = (tile % tiles) * BM, tile // tiles
         b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
         start = tl.cast(first, tl.int64)
@@ -102,6 +123,11 @@ def backward_kernel(
         x_place = b * x_b + r * x_r + start * x_n + (n_k[:, None] * x_n + (c_k // D * x_h + c_k % D))
         g_place = b * g_b + r * g_r + start * g_n + (n_k[:, None] * g_n + (c_k // D * g_h + c_k % D))
         o_place = b * o_b + r * o_r + start * o_n + (n_c[:, None] * o_n + c_c)
+        if FETCH:
+            _fetch(
+                dout, x, gate, tile + tl.num_programs(0) // SLICES, left, B, R, N, x_b, x_r, x_h, x_n,
+                g_b, g_r, g_h, g_n, o_b, o_r, o_n, D, CP, BM, BK,
+            )  # fmt: skip
         dy = tl.load(dout + o_place, mask=written, other=0.0)
         if HAS_KEEP:
             kept = keep + b * m_b + r * m_r + start * m_n + (n_c[:, None] * m_n + c_c)

@@ -163,7 +163,8 @@ def _plan_backward(call: _Call, programs: int, has_keep: bool) -> Launch:
         kernel.backward_kernel,
         programs,
         (b, r, n, *call.numbers),
-        call.constants(tile) | {"BK": columns, "PRECISION": call.precision, "HAS_KEEP": has_keep},
+        call.constants(tile)
+        | {"BK": columns, "PRECISION": call.precision, "HAS_KEEP": has_keep, "FETCH": tile.fetch},
         tile.options(),
     )
 

@@ -14,6 +14,7 @@ class Tile:
 
     ``programs``: how many there are, of kernels that keep sums over many tiles. The gated output takes all
     columns forward; backward, columns / ``columns`` programs share the positions.
+    ``fetch``: the next tile is fetched into the L2 cache, by its backward alone; NVIDIA GPUs alone.
     """
 
     rows: int
@@ -21,6 +22,7 @@ class Tile:
     warps: int
     stages: int
     programs: int
+    fetch: bool = False
 
     def options(self) -> dict[str, int]:
         """What a launch takes of it beside the kernel's own parameters."""

@@ -41,6 +41,7 @@ from megafold.trainer.kernels.dealing import (
     pinned,
     scattered,
 )
+from megafold.trainer.kernels.fetching import fetch_channels, fetch_rows
 from megafold.trainer.kernels.layernorm.kernel import inverse_root
 from megafold.trainer.kernels.products import (
     add_kept,
@@ -312,18 +313,23 @@ def prepare_kernel(
         _prepare(output, out_weight, out_bias, closing, offsets + 4 * C + Z, source, source, 1.0, C, Z * C)
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def project_kernel(
-    z, mask, packed, offsets, ab, standard, factors, N, NP, Q, eps, Z: tl.constexpr, C2: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """z of one block standardised, and from it a and b, 2·C = C2 channels, BLOCK at a time."""
-    R = Q * 64
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    DEAL: tl.constexpr = ROWS % 32 == 0 and ab.dtype.element_ty.primitive_bitwidth == 16
+@triton.jit
+def _load_z(z, first, N, NP, R, Z: tl.constexpr, ROWS: tl.constexpr, DEAL: tl.constexpr, EVEN: tl.constexpr):
+    """z [ROWS, Z] of a block."""
     k, local = tl.arange(0, Z), dealt(tl.arange(0, ROWS), DEAL)
     row, present = _positions(first, N, NP, R, local, EVEN)
-    tile = _load_rows(z, first, local, row, present, k, Z, EVEN).to(tl.float32)
+    return _load_rows(z, first, local, row, present, k, Z, EVEN)
+
+
+@triton.jit
+def _standardised(
+    tile, mask, standard, factors, first, N, NP, R, eps, Z: tl.constexpr, ROWS: tl.constexpr,
+    DEAL: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """z of a block standardised, and the mask, both kept in memory as well."""
+    k, local = tl.arange(0, Z), dealt(tl.arange(0, ROWS), DEAL)
+    row, present = _positions(first, N, NP, R, local, EVEN)
+    tile = tile.to(tl.float32)
     tile -= (tl.sum(tile, 1) / Z)[:, None]
     scale = inverse_root(tl.sum(tile * tile, 1) / Z + eps)
     narrow = (tile * scale[:, None]).to(standard.dtype.element_ty)
@@ -335,30 +341,77 @@ def project_kernel(
     # The backward reads 4 bytes at a time ahead of their use, which it cannot do with bytes of a mask.
     tl.store(factors + 2 * R + first + local, held.to(tl.float32), mask=local < R - first)
     _store_positions(standard, narrow, first, local, k, R, Z, EVEN)
-    normal_t = tl.trans(narrow)
-    for start in range(0, C2, BLOCK):
-        m = 2 * start + tl.arange(0, 2 * BLOCK)
-        matrix = tl.load(packed + m[:, None] * Z + k[None, :])
-        shift = tl.load(offsets + m)
-        if narrow.dtype == tl.float32:
-            both = product_t(matrix, narrow, PRECISION)
-        else:
-            both = tl.dot(matrix, normal_t, input_precision=PRECISION)
-        both = _shifted(both, shift[:, None])
-        value, gate = _split_rows(both, BLOCK, ROWS)
-        value = tl.where(held[None, :], _open(gate, narrow.dtype == tl.float32) * value, 0.0)
-        if DEAL:
-            _store_dealt_channels(ab, value, first, start, R, EVEN)
-        else:
-            _store_channels(ab, value, first, start + tl.arange(0, BLOCK), R, ROWS, EVEN)
+    return narrow, held
+
+
+@triton.jit
+def _project(
+    matrix, shift, narrow, held, ab, first, start, R, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    DEAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK channels of a and b from ``start`` on."""
+    if narrow.dtype == tl.float32:
+        both = product_t(matrix, narrow, PRECISION)
+    else:
+        both = tl.dot(matrix, tl.trans(narrow), input_precision=PRECISION)
+    value, gate = _split_rows(_shifted(both, shift[:, None]), BLOCK, ROWS)
+    value = tl.where(held[None, :], _open(gate, narrow.dtype == tl.float32) * value, 0.0)
+    if DEAL:
+        _store_dealt_channels(ab, value, first, start, R, EVEN)
+    else:
+        _store_channels(ab, value, first, start + tl.arange(0, BLOCK), R, ROWS, EVEN)
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "blocks"])
+def project_kernel(
+    z, mask, packed, offsets, ab, standard, factors, N, NP, Q, blocks, eps, Z: tl.constexpr, C2: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """z standardised, and from it a and b, 2·C = C2 channels, BLOCK at a time.
+
+    HELD: a program goes through many of all blocks, and the matrices stay in shared memory, as four tiles of
+    BLOCK channels. Else it has one block, and the matrices come again for each.
+    """
+    R = Q * 64
+    DEAL: tl.constexpr = ROWS % 32 == 0 and ab.dtype.element_ty.primitive_bitwidth == 16
+    program = tl.program_id(0)
+    first = program.to(tl.int64) * ROWS
+    m = tl.arange(0, 2 * BLOCK)
+    rows = packed + (m[:, None] * Z + tl.arange(0, Z)[None, :])
+    tile = _load_z(z, first, N, NP, R, Z, ROWS, DEAL, EVEN)
+    if HELD:
+        tl.static_assert(C2 == 4 * BLOCK)
+        # By name: what is kept in shared memory has no index.
+        w0, s0 = tl.load(rows), tl.load(offsets + m)
+        w1, s1 = tl.load(rows + 2 * BLOCK * Z), tl.load(offsets + 2 * BLOCK + m)
+        w2, s2 = tl.load(rows + 4 * BLOCK * Z), tl.load(offsets + 4 * BLOCK + m)
+        w3, s3 = tl.load(rows + 6 * BLOCK * Z), tl.load(offsets + 6 * BLOCK + m)
+        for block in tl.range(program, blocks, tl.num_programs(0), disable_licm=True):
+            first = tl.cast(block, tl.int64) * ROWS
+            after = tl.minimum(block + tl.num_programs(0), blocks - 1).to(tl.int64) * ROWS
+            ahead = _load_z(z, after, N, NP, R, Z, ROWS, DEAL, EVEN)
+            narrow, held = _standardised(
+                tile, mask, standard, factors, first, N, NP, R, eps, Z, ROWS, DEAL, EVEN
+            )
+            _project(w0, s0, narrow, held, ab, first, 0, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
+            _project(w1, s1, narrow, held, ab, first, BLOCK, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
+            _project(w2, s2, narrow, held, ab, first, 2 * BLOCK, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
+            _project(w3, s3, narrow, held, ab, first, 3 * BLOCK, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
+            tile = ahead
+    else:
+        narrow, held = _standardised(tile, mask, standard, factors, first, N, NP, R, eps, Z, ROWS, DEAL, EVEN)
+        for start in range(0, C2, BLOCK):
+            matrix = tl.load(rows + 2 * start * Z)
+            shift = tl.load(offsets + 2 * start + m)
+            _project(matrix, shift, narrow, held, ab, first, start, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def output_kernel(
     standard, x, gate_matrix, closing, gate_offsets, offsets, z, keep, out, summed, factors, N, NP, Q, eps,
     Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr,
-    DROPPED: tl.constexpr, RESIDUAL: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    DROPPED: tl.constexpr, RESIDUAL: tl.constexpr, WHOLE: tl.constexpr, FETCH: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The output of one block, BLOCK channels at a time; KEEP: x standardised is left in ``summed``.
 
@@ -369,6 +422,10 @@ def output_kernel(
     dtype = x.dtype.element_ty
     k, c, local = tl.arange(0, Z), tl.arange(0, C), tl.arange(0, ROWS)
     DEAL: tl.constexpr = BLOCK == 32 and C % 32 == 0 and dtype.primitive_bitwidth == 16
+    rows = gathered_rows(ROWS, 1, DEAL)
+    row, present = _positions(first, N, NP, R, rows, EVEN)
+    if FETCH and RESIDUAL:
+        fetch_rows(z, row, Z)
     normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
     tile = tl.trans(_load_channels(x, first, dealt(c, DEAL), R, ROWS, EVEN)).to(tl.float32)
     if DEAL:
@@ -384,8 +441,6 @@ def output_kernel(
             _store_positions(summed, narrow, first, local, c, R, C, EVEN)
     if DEAL:
         closing += Z * C
-    local = gathered_rows(ROWS, 1, DEAL)
-    row, present = _positions(first, N, NP, R, local, EVEN)
     for start in range(0, Z, BLOCK):
         n, channels = start + dealt(tl.arange(0, BLOCK), DEAL), start + tl.arange(0, BLOCK)
         gate = tl.load(gate_matrix + n[:, None] * Z + k[None, :])
@@ -393,9 +448,9 @@ def output_kernel(
         gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
         # Before the products, which take as long as these loads.
         if DROPPED > 0:
-            kept = _load_keep(keep, first, local, row, channels, N, Z, DROPPED, WHOLE)
+            kept = _load_keep(keep, first, rows, row, channels, N, Z, DROPPED, WHOLE)
         if RESIDUAL:
-            before = _load_rows(z, first, local, row, present, channels, Z, EVEN)
+            before = _load_rows(z, first, rows, row, present, channels, Z, EVEN)
         gate = _shifted(product_t(normal, gate, PRECISION), gate_shift[None, :])
         value = _shifted(product_t(narrow, value, PRECISION), shift[None, :])
         result = gathered(_open(gate, narrow.dtype == tl.float32) * value, DEAL)
@@ -403,16 +458,17 @@ def output_kernel(
             result *= kept.to(tl.float32)
         if RESIDUAL:
             result += before.to(tl.float32)
-        _store_rows(out, result, first, local, row, present, channels, Z, EVEN)
+        _store_rows(out, result, first, rows, row, present, channels, Z, EVEN)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def output_gradient_kernel(
-    standard, summed, dout, keep, gate_matrix, closing, gate_offsets, offsets, factors, dx, dproducts,
+    standard, summed, dout, keep, gate_matrix, closing, gate_offsets, offsets, factors, dx, dgate, dvalue,
     N, NP, Q, Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    DROPPED: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    DROPPED: tl.constexpr, WHOLE: tl.constexpr, FETCH: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx [C, R] of one block; dproducts [R, 2·Z]: the gradients of the gate's product and of the output's."""
+    """dx [C, R] of one block; dgate and dvalue [R, Z], gradients of the gate's product and of output's."""
     R = Q * 64
     dtype = summed.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
@@ -420,6 +476,8 @@ def output_gradient_kernel(
     DEAL: tl.constexpr = BLOCK == 32 and dtype.primitive_bitwidth == 16
     local = gathered_rows(ROWS, 1, DEAL)
     row, present = _positions(first, N, NP, R, local, EVEN)
+    if FETCH:
+        fetch_rows(dout, row, Z)
     normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
     tile = _load_positions(summed, first, c, R, C, ROWS, EVEN)
     dtile = tl.zeros([ROWS, C], tl.float32)
@@ -439,10 +497,10 @@ def output_gradient_kernel(
         grad = scattered(grad, ROWS, DEAL) * gate
         dtile = add_product(dtile, grad.to(dtype), matrix, PRECISION)
         opened = gathered(grad.to(dtype), DEAL)
-        _store_positions(dproducts, opened, first, local, Z + channels, R, 2 * Z, EVEN)
+        _store_positions(dvalue, opened, first, local, channels, R, Z, EVEN)
         grad *= _shifted(value, shift[None, :]) * (gate * LN2 - LN2)
         grad = gathered(grad.to(dtype), DEAL)
-        _store_positions(dproducts, grad, first, local, channels, R, 2 * Z, EVEN)
+        _store_positions(dgate, grad, first, local, channels, R, Z, EVEN)
     # Read again and not kept: the registers are wanted above, and the cache still has it.
     tile = _load_positions(summed, first, c, R, C, ROWS, EVEN).to(tl.float32)
     scale = _load_factors(factors + R, first, R, ROWS, EVEN)
@@ -453,9 +511,9 @@ def output_gradient_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def input_gradient_kernel(
-    standard, dab, dproducts, packed, offsets, factors, dout, dz, N, NP, Q, Z: tl.constexpr,
+    standard, dab, dgate, packed, offsets, factors, dout, dz, N, NP, Q, Z: tl.constexpr,
     C2: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATE_BLOCK: tl.constexpr,
-    RESIDUAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    RESIDUAL: tl.constexpr, FETCH: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dz of one block: what comes through a, b and the output's gate, back through the norm.
 
@@ -466,36 +524,42 @@ def input_gradient_kernel(
     first = tl.program_id(0).to(tl.int64) * ROWS
     k, m, block = tl.arange(0, Z), tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
     row, present = _positions(first, N, NP, R, tl.arange(0, ROWS), EVEN)
+    if FETCH:
+        fetch_channels(dab, first, R, C2, ROWS)
+        fetch_rows(dgate, tl.minimum(first + tl.arange(0, ROWS), R - 1), Z)
     normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
     held = _load_factors(factors + 2 * R, first, R, ROWS, EVEN)
     dnormal = tl.zeros([ROWS, Z], tl.float32)
     lost = tl.zeros([ROWS, Z], tl.float32)
+    # Turns a tile by a product, which is exact and leaves it in the layout of the matrix units.
+    unit = (block[:, None] == block[None, :]).to(dtype)
     ahead = _load_channels(dab, first, block, R, ROWS, EVEN)
     for start in range(0, C2, BLOCK):
         # 64-bit offsets: one address and constants, where each 32-bit offset takes two registers.
         rows = (packed + 2 * start * Z) + (m[:, None].to(tl.int64) * Z + k[None, :])
         matrix, shift = tl.load(rows), tl.load(offsets + 2 * start + m)
-        grad = tl.trans(ahead).to(tl.float32)
-        # The compiler does not read ahead what is no product's operand; the last reads the first again.
+        grad = tl.trans(ahead)
+        # Into registers, for shared memory that it would be copied to is wanted for a third program; the last
+        # reads the first again.
         ahead = _load_channels(dab, first, (start + BLOCK + block) % C2, R, ROWS, EVEN)
         both = _shifted(product_t(normal, matrix, PRECISION), shift[None, :])
         value, gate = _split_columns(both, BLOCK, ROWS)
         gate = _open(gate, dtype == tl.float32)
         if dtype.primitive_bitwidth == 16:
-            grad = pinned(grad, dtype)
+            grad = tl.dot(grad, unit)
         grad *= gate * held[:, None]
-        dgate = grad * value * (gate * LN2 - LN2)
+        opening = grad * value * (gate * LN2 - LN2)
         if dtype.primitive_bitwidth == 16:
-            both = _join_columns(grad.to(dtype), dgate.to(dtype), BLOCK, ROWS)
+            both = _join_columns(grad.to(dtype), opening.to(dtype), BLOCK, ROWS)
             dnormal = add_product(dnormal, both, matrix, PRECISION)
         else:
             value_matrix, gate_matrix = _split_rows(matrix, BLOCK, Z)
             dnormal, lost = add_product_kept(dnormal, lost, grad, value_matrix, PRECISION)
-            dnormal, lost = add_product_kept(dnormal, lost, dgate, gate_matrix, PRECISION)
+            dnormal, lost = add_product_kept(dnormal, lost, opening, gate_matrix, PRECISION)
     for start in range(0, Z, GATE_BLOCK):
         c = start + tl.arange(0, GATE_BLOCK)
         matrix = tl.load(packed + (2 * C2 + c)[:, None] * Z + k[None, :])
-        grad = _load_positions(dproducts, first, c, R, 2 * Z, ROWS, EVEN)
+        grad = _load_positions(dgate, first, c, R, Z, ROWS, EVEN)
         dnormal, lost = add_product_kept(dnormal, lost, grad, matrix, PRECISION)
     # Read again and not kept: the registers are wanted above, and the cache still has it. The policy tells
     # the compiler that it is another load.
@@ -550,12 +614,12 @@ def weight_gradient_kernel(
     tl.store(sums + line, total)
 
 
-@triton.jit(do_not_specialize=[*_COUNTS, "offset"])
+@triton.jit(do_not_specialize=_COUNTS)
 def output_weight_gradient_kernel(
-    normal, dproducts, products, sums, Q, blocks, parts, offset, Z: tl.constexpr, WIDTH: tl.constexpr,
+    normal, dproduct, products, sums, Q, blocks, parts, Z: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A part of H and S of BLOCK of the Z channels of ``dproducts`` from ``offset`` on.
+    """A part of H and S of BLOCK of the Z channels of ``dproduct`` [R, Z].
 
     normal: [R, WIDTH], what was multiplied; products: [parts, Z, WIDTH]; sums: [parts, Z]. A kernel of its
     own: as a branch of the one above, ptxas lets no two matrix instructions overlap.
@@ -572,7 +636,7 @@ def output_weight_gradient_kernel(
     for block in range(part, blocks, parts):
         first = tl.cast(block, tl.int64) * ROWS
         tile = _load_positions(normal, first, k, R, WIDTH, ROWS, EVEN)
-        grad = _load_positions(dproducts, first, offset + c, R, 2 * Z, ROWS, EVEN)
+        grad = _load_positions(dproduct, first, c, R, Z, ROWS, EVEN)
         if grad.dtype == tl.float32:
             total, total_lost = add_kept(total, total_lost, grad)
         else:

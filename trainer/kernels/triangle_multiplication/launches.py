@@ -20,7 +20,7 @@ PAD: Final = 8
 #: Rows of a matrix that a program prepares.
 _RUN: Final = 8
 #: Rows of the matrices that a program finishes, and how many parts it adds at a time.
-FINISHED: Final = {"ROWS": 2, "BLOCK": 64}
+FINISHED: Final = {"ROWS": 1, "BLOCK": 64}
 #: Columns of the norms' gradients that a program finishes, and how many shares it adds at a time.
 _SUMMED: Final = {"COLUMNS": 16, "BLOCK": 128}
 #: Programs at a time in the interpreter, where there are no multiprocessors to fill.
@@ -146,12 +146,15 @@ class Call:
     def _output_weight_block(self) -> int:
         return min(self.tiles.output_weight_gradient.channels, self.z)
 
-    def _parts(self, tile: Tile, slices: int) -> int:
+    @property
+    def _multiprocessors(self) -> int:
         if self.device.type == "cuda":
-            multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        else:
-            multiprocessors = _FEW
-        return max(1, min(blocks(self.positions, tile.rows), multiprocessors * tile.resident // slices))
+            return torch.cuda.get_device_properties(self.device).multi_processor_count
+        return _FEW
+
+    def _parts(self, tile: Tile, slices: int) -> int:
+        programs = self._multiprocessors * tile.resident
+        return max(1, min(blocks(self.positions, tile.rows), programs // slices))
 
     def _launch(self, function: Any, tile: Tile, constants: dict[str, Any], *, eps: bool = False) -> Launch:
         """A launch with one program for each block of positions."""
@@ -183,14 +186,18 @@ class Call:
     def project(self) -> Launch:
         """``project_kernel``."""
         tile, c2 = self.tiles.project, 2 * self.c
-        constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": min(tile.channels, c2)}
-        return self._launch(kernel.project_kernel, tile, constants, eps=True)
+        block = c2 // 4 if tile.held else min(tile.channels, c2)
+        every = blocks(self.positions, tile.rows)
+        programs = min(every, self._multiprocessors * tile.resident) if tile.held else every
+        constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": block, "HELD": tile.held}
+        numbers = (*self._numbers, every, EPS)
+        return _launch(kernel.project_kernel, programs, numbers, constants | self._fixed(tile), tile)
 
     def _output(self, keep: bool) -> Launch:
         tile = self.tiles.output
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
         constants |= {"KEEP": keep, "DROPPED": self.dropped, "RESIDUAL": self.residual}
-        constants["WHOLE"] = self._whole(tile)
+        constants |= {"WHOLE": self._whole(tile), "FETCH": tile.fetch}
         return self._launch(kernel.output_kernel, tile, constants, eps=True)
 
     @cached_property
@@ -208,7 +215,7 @@ class Call:
         """``output_gradient_kernel``."""
         tile = self.tiles.output_gradient
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
-        constants |= {"DROPPED": self.dropped, "WHOLE": self._whole(tile)}
+        constants |= {"DROPPED": self.dropped, "WHOLE": self._whole(tile), "FETCH": tile.fetch}
         return self._launch(kernel.output_gradient_kernel, tile, constants)
 
     @cached_property
@@ -217,6 +224,7 @@ class Call:
         tile, c2 = self.tiles.input_gradient, 2 * self.c
         constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": min(tile.channels, c2)}
         constants |= {"GATE_BLOCK": min(tile.channels, self.z), "RESIDUAL": self.residual}
+        constants["FETCH"] = tile.fetch
         return self._launch(kernel.input_gradient_kernel, tile, constants)
 
     @cached_property
@@ -228,9 +236,9 @@ class Call:
         programs = 2 * self.c // block * parts
         return _launch(kernel.weight_gradient_kernel, programs, numbers, constants, tile)
 
-    def _output_weight_gradient(self, width: int, offset: int) -> Launch:
+    def _output_weight_gradient(self, width: int) -> Launch:
         tile, block, parts = self.tiles.output_weight_gradient, self._output_weight_block, self.parts[1]
-        numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts, offset)
+        numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts)
         constants = {"Z": self.z, "WIDTH": width, "ROWS": tile.rows, "BLOCK": block} | self._fixed(tile)
         programs = self.z // block * parts
         return _launch(kernel.output_weight_gradient_kernel, programs, numbers, constants, tile)
@@ -238,12 +246,12 @@ class Call:
     @cached_property
     def output_gate_gradient(self) -> Launch:
         """``output_weight_gradient_kernel`` of output_gate."""
-        return self._output_weight_gradient(self.z, 0)
+        return self._output_weight_gradient(self.z)
 
     @cached_property
     def closing_gradient(self) -> Launch:
         """``output_weight_gradient_kernel`` of output."""
-        return self._output_weight_gradient(self.c, self.z)
+        return self._output_weight_gradient(self.c)
 
     @cached_property
     def finish(self) -> Launch:
@@ -345,11 +353,13 @@ def output_gradient(
     call: Call, grad: Tensor, keep: Tensor | None, standard: Tensor, summed: Tensor, prepared: Prepared,
     factors: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """dx; the gradients [R, 2·Z] of the gate's product and output's."""
+    """dx; the gradients [2, R, Z] of the gate's product and output's."""
     dx = torch.empty(call.hidden, dtype=call.dtype, device=call.device)
-    dproducts = torch.empty((call.positions, 2 * call.z), dtype=call.dtype, device=call.device)
+    dproducts = torch.empty((2, call.positions, call.z), dtype=call.dtype, device=call.device)
     kept = grad if keep is None else keep
-    call.output_gradient(standard, summed, grad, kept, *prepared.of_output(), factors, dx, dproducts)
+    call.output_gradient(
+        standard, summed, grad, kept, *prepared.of_output(), factors, dx, *dproducts.unbind()
+    )
     return dx, dproducts
 
 
@@ -359,7 +369,7 @@ def input_gradient(
 ) -> Tensor:  # fmt: skip
     """dz [B, N, N, Z] in ``dtype``."""
     dz = torch.empty(call.shape, dtype=dtype, device=call.device)
-    call.input_gradient(standard, dab, dproducts, prepared.packed, prepared.offsets, factors, grad, dz)
+    call.input_gradient(standard, dab, dproducts[0], prepared.packed, prepared.offsets, factors, grad, dz)
     return dz
 
 
@@ -373,8 +383,8 @@ def weight_gradient(
     parts = Parts(*torch.empty(sum(sizes), dtype=torch.float32, device=call.device).split(sizes))
     matrices = prepared.packed, prepared.offsets
     call.weight_gradient(standard, dab, *matrices, factors, parts.products, parts.sums)
-    call.output_gate_gradient(standard, dproducts, parts.gate_products, parts.gate_sums)
-    call.closing_gradient(summed, dproducts, parts.out_products, parts.out_sums)
+    call.output_gate_gradient(standard, dproducts[0], parts.gate_products, parts.gate_sums)
+    call.closing_gradient(summed, dproducts[1], parts.out_products, parts.out_sums)
     return parts
 
 

@@ -16,7 +16,9 @@ class Tile:
     """``rows`` positions by ``channels`` at a time, and how a program runs.
 
     ``resident``: how many programs share a multiprocessor, of the kernels that keep sums; ``registers`` caps
-    those of a thread, None: no cap.
+    those of a thread, None: no cap. ``held``: as many programs as are resident go through all positions, with
+    the matrices in shared memory as four tiles, whatever ``channels`` says; of the projections alone.
+    ``fetch``: what a program reads later is fetched into the L2 cache when it begins; NVIDIA GPUs alone.
     """
 
     rows: int
@@ -25,6 +27,8 @@ class Tile:
     stages: int
     resident: int = 1
     registers: int | None = None
+    held: bool = False
+    fetch: bool = False
 
     def options(self) -> dict[str, int]:
         """What a launch takes of it beside the kernel's own parameters."""
