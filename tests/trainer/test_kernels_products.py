@@ -46,8 +46,8 @@ def accumulators(target: str, kernel: Any, pointer: str, **constants: Any) -> li
 
 @pytest.mark.parametrize("turned", [True, False])
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_wide_product_is_four_chains(target, turned):
-    assert accumulators(target, parts_kernel, "*fp32", TURNED=turned) == [True] * 4
+def test_a_wide_product_is_eight_chains(target, turned):
+    assert accumulators(target, parts_kernel, "*fp32", TURNED=turned) == [True] * 8
 
 
 @pytest.mark.parametrize("kept", [True, False])

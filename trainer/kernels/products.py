@@ -34,7 +34,7 @@ def sigmoid(x):
 
 
 @triton.jit
-def _plus(total, product):
+def plus(total, product):
     """``total`` + ``product``, which the compiler would make one chain with it if it were an addition."""
     return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), total)
 
@@ -52,17 +52,24 @@ def _in_two(a, b, PRECISION: tl.constexpr):
     a_even, a_odd = _halves(a)
     b_even, b_odd = _halves(b)
     even = tl.dot(a_even, tl.trans(b_even), input_precision=PRECISION)
-    return _plus(even, tl.dot(a_odd, tl.trans(b_odd), input_precision=PRECISION))
+    return plus(even, tl.dot(a_odd, tl.trans(b_odd), input_precision=PRECISION))
+
+
+@triton.jit
+def _in_four(a, b, PRECISION: tl.constexpr):
+    a_even, a_odd = _halves(a)
+    b_even, b_odd = _halves(b)
+    return plus(_in_two(a_even, b_even, PRECISION), _in_two(a_odd, b_odd, PRECISION))
 
 
 @triton.jit
 def product_t(a, b, PRECISION: tl.constexpr, LEAST: tl.constexpr = 64):
-    """a bᵀ of tiles [row, channel]; float32 ones of LEAST channels or more in two parts, of 128 in four."""
+    """a bᵀ of tiles [row, channel]; float32 ones of LEAST channels or more in two parts, of 128 in eight."""
     CHANNELS: tl.constexpr = a.shape[1]
     if a.dtype == tl.float32 and CHANNELS >= 128:
         a_even, a_odd = _halves(a)
         b_even, b_odd = _halves(b)
-        result = _plus(_in_two(a_even, b_even, PRECISION), _in_two(a_odd, b_odd, PRECISION))
+        result = plus(_in_four(a_even, b_even, PRECISION), _in_four(a_odd, b_odd, PRECISION))
     elif a.dtype == tl.float32 and CHANNELS >= LEAST:
         result = _in_two(a, b, PRECISION)
     else:
@@ -84,7 +91,7 @@ def product(a, b, PRECISION: tl.constexpr, LEAST: tl.constexpr = 64):
 def add_product(total, a, b, PRECISION: tl.constexpr):
     """``total`` + a b."""
     if a.dtype == tl.float32:
-        total = _plus(total, tl.dot(a, b, input_precision=PRECISION))
+        total = plus(total, tl.dot(a, b, input_precision=PRECISION))
     else:
         total = tl.dot(a, b, total, input_precision=PRECISION)
     return total
@@ -102,7 +109,7 @@ def add_kept(total, lost, value):
 def add_product_kept(total, lost, a, b, PRECISION: tl.constexpr):
     """``total`` + a b, and what rounding takes from it in float32; ``lost`` stays 0 for tiles of 2 bytes."""
     if a.dtype == tl.float32:
-        total, lost = add_kept(total, lost, tl.dot(a, b, input_precision=PRECISION))
+        total, lost = add_kept(total, lost, product(a, b, PRECISION, 32))
     else:
         total = tl.dot(a, b, total, input_precision=PRECISION)
     return total, lost

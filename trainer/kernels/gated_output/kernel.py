@@ -20,7 +20,7 @@ from megafold.trainer.kernels.dealing import (
     scattered,
 )
 from megafold.trainer.kernels.fetching import fetch
-from megafold.trainer.kernels.products import add_product, product, product_t, sigmoid
+from megafold.trainer.kernels.products import add_product, plus, product, product_t, sigmoid
 
 
 @triton.jit
@@ -61,7 +61,12 @@ def forward_kernel(
         y *= tl.load(kept, mask=written, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         added = residual + b * z_b + r * z_r + start * z_n + n[:, None] * z_n + c[None, :]
-        y += tl.load(added, mask=written, other=0.0).to(tl.float32)
+        added = tl.load(added, mask=written, other=0.0).to(tl.float32)
+        if w.dtype == tl.float32:
+            # As the beginning of the product's chain every step would be rounded to it.
+            y = plus(added, y)
+        else:
+            y += added
     target = out + b * o_b + r * o_r + start * o_n + n[:, None] * o_n + c[None, :]
     tl.store(target, y.to(out.dtype.element_ty), mask=written)
 

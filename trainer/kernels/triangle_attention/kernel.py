@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from megafold.trainer.kernels.layernorm.kernel import row_mean, standardised
-from megafold.trainer.kernels.products import add_kept, add_product, add_product_kept, product_t
+from megafold.trainer.kernels.products import add_kept, add_product_kept, product_t
 
 #: Numbers that differ from length to length: nothing is compiled anew for one. Strides are multiples of C.
 _SIZES = ["R", "N"]
@@ -144,6 +144,7 @@ def input_gradient_kernel(
         )
         db = tl.where(inside, db, 0.0).to(dtype)
         dn = tl.dot(db, w_bias, input_precision=PRECISION)
+        dn_lost = tl.zeros([BM, CP], tl.float32)
         source = dprojected + (b * R + r) * (N * HD) + start * D + held * D
         for from_column in range(0, 4 * HD, BN):
             column = from_column + tl.arange(0, BN)
@@ -154,7 +155,7 @@ def input_gradient_kernel(
             w = tl.load(
                 weight + column[:, None] * C + c[None, :], mask=real[:, None] & known[None, :], other=0.0
             )
-            dn = add_product(dn, d, w, PRECISION)
+            dn, dn_lost = add_product_kept(dn, dn_lost, d, w, PRECISION)
         dn = tl.where(inside, dn, 0.0)
         source = z + b * z_b + r * z_r + start * z_n + (held * z_n + c[None, :])
         x = tl.load(source, mask=known[None, :], other=0.0)
