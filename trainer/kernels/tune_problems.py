@@ -85,6 +85,11 @@ def _caps() -> Sequence[int | None]:
     return (None,) if torch.version.hip else _REGISTERS
 
 
+def _fetches() -> bool:
+    """Whether the GPU has an instruction that fetches into the cache."""
+    return not torch.version.hip
+
+
 def _normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, device=gpu()).to(dtype)
 
@@ -144,9 +149,11 @@ def _same(run: Run) -> Run:
     return run
 
 
-def _position_candidates(columns: Iterable[int], programs: Iterable[int]) -> list[output_tiles.Tile]:
+def _position_candidates(
+    columns: Iterable[int], programs: Iterable[int], *, fetch: bool = False
+) -> list[output_tiles.Tile]:
     shapes = product((16, 32, 64, 128), columns, (4, 8), (1, 2, 3), programs)
-    return [output_tiles.Tile(*shape) for shape in shapes]
+    return [output_tiles.Tile(*shape, fetch) for shape in shapes]
 
 
 def projection_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
@@ -191,7 +198,7 @@ def output_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
         output_tiles.FAMILY, dtype, channels, length, _as_they_are(runs),
         {
             "forward": _position_candidates((channels,), (1,)),
-            "backward": _position_candidates((32, 64, channels), (many, 2 * many)),
+            "backward": _position_candidates((32, 64, channels), (many, 2 * many), fetch=_fetches()),
         },
     )  # fmt: skip
 
@@ -265,6 +272,8 @@ def multiplication_problem(dtype: torch.dtype, channels: int, length: int) -> Pr
     dx, dproducts = multiplication.output_gradient(call(), *opening)
     dab = multiplication.contract_gradient(dx, ab, True)
 
+    held = [multiplication_tiles.Tile(rows, 32, 8, 1, held=True) for rows in (64, 128)]
+
     def weight_gradient() -> Run:
         return partial(
             multiplication.weight_gradient, call(), standard, summed, dab, dproducts, prepared, factors
@@ -284,10 +293,10 @@ def multiplication_problem(dtype: torch.dtype, channels: int, length: int) -> Pr
             "output_weight_gradient": weight_gradient,
         },
         {
-            "project": _multiplication_candidates((1,)),
-            "output": _multiplication_candidates((1,)),
-            "output_gradient": _multiplication_candidates((1,)),
-            "input_gradient": _multiplication_candidates((1,)),
+            "project": [*_multiplication_candidates((1,)), *held],
+            "output": _multiplication_candidates((1,), fetch=_fetches()),
+            "output_gradient": _multiplication_candidates((1,), fetch=_fetches()),
+            "input_gradient": _multiplication_candidates((1,), fetch=_fetches()),
             "weight_gradient": _multiplication_candidates((2, 3, 4), (32, 64)),
             "output_weight_gradient": _multiplication_candidates((1, 2, 3), (32, 64)),
         },
