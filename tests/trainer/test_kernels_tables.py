@@ -83,7 +83,7 @@ def test_tiles_on_hopper_are_those_that_were_measured():
     assert astuple(forward) == (64, 32, 4, 3, True, 168, 2)
     assert forward.options() == {"num_warps": 4, "num_stages": 3, "maxnreg": 168}
     weights = triangle_multiplication.tiles("cuda:90", torch.float16, 64).weight_gradient
-    assert astuple(weights) == (64, 32, 4, 3, 3, 168)
+    assert astuple(weights) == (64, 32, 4, 3, 3, 168, False, False)
     narrow = layernorm_linear.tiles("cuda:90", 2, 128, outputs=16)
     assert narrow != layernorm_linear.tiles("cuda:90", 2, 128, outputs=17)
     assert narrow.weight.programs == 4

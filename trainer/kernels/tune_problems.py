@@ -236,10 +236,10 @@ def transition_problem(dtype: torch.dtype, channels: int, length: int) -> Proble
 
 
 def _multiplication_candidates(
-    resident: Iterable[int], columns: Iterable[int] = (32, 64, 128)
+    resident: Iterable[int], columns: Iterable[int] = (32, 64, 128), *, fetch: bool = False
 ) -> list[multiplication_tiles.Tile]:
     shapes = product((32, 64, 128), columns, (4, 8), (1, 2, 3, 4), resident, _caps())
-    return [multiplication_tiles.Tile(*shape) for shape in shapes]
+    return [multiplication_tiles.Tile(*shape, fetch=fetch) for shape in shapes]
 
 
 def multiplication_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
