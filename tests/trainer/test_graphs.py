@@ -414,10 +414,10 @@ def test_other_settings_are_refused():
         quick_config(cuda_graphs="on")
 
 
-def make_trainer(folder: Path, steps: int, *, replay: bool = True, **settings: Any) -> Trainer:
+def make_trainer(folder: Path, steps: int, *, replay: bool = True, bad: int = 0, **settings: Any) -> Trainer:
     model = mini_model(config=dataclasses.replace(MINI, activation_checkpointing=True), dtype=torch.float32)
     config = quick_config(steps=steps, rollout_steps=0, n_copies=2, learning_rate=1e-3, **settings)
-    feed = FakeFeed()
+    feed = FakeFeed(bad=frozenset({bad}))
     trainer = Trainer(model, config, Feed(batches=feed, sampler=feed), folder)
     if replay:
         trainer.graphs = BlockGraphs(Rerun())
@@ -442,6 +442,17 @@ def test_a_run_equals_the_plain_one_and_a_resumed_one(tmp_path):
     for name, value in whole_state["model"].items():
         for state in states:
             assert torch.equal(value, state["model"][name]), name
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace_in_replays(tmp_path):
+    expected, replayed = (
+        make_trainer(tmp_path / name, 4, replay=name == "replayed", bad=2) for name in ("plain", "replayed")
+    )
+    assert expected.run().skipped == replayed.run().skipped == 1
+    for parameter, right in zip(replayed.parameters, expected.parameters, strict=True):
+        assert torch.equal(parameter, right)
+    averages = (trainer.average.state_dict() for trainer in (replayed, expected))
+    assert_equal(*(list(average.values()) for average in averages))
 
 
 def test_a_step_without_memory_begins_anew_without_graphs(tmp_path):
