@@ -74,7 +74,7 @@ def forward_kernel(
 @triton.jit
 def _fetch(
     dout, x, gate, tile, left, B, R, N, x_b, x_r, x_h, x_n, g_b, g_r, g_h, g_n, o_b, o_r, o_n,
-    D: tl.constexpr, CP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Fetch what ``backward_kernel`` reads of a tile, the last one at most."""
     tiles = tl.cdiv(N, BM)
@@ -83,7 +83,8 @@ def _fetch(
     b, r = (row // R).to(tl.int64), (row % R).to(tl.int64)
     n = tl.minimum(first + tl.arange(0, BM), N - 1).to(tl.int64)[:, None]
     # A line has 64 numbers of 2 bytes, but a head's 32 may lie by themselves.
-    k, c = (left + tl.arange(0, BK // 32) * 32)[None, :], (tl.arange(0, (CP + 63) // 64) * 64)[None, :]
+    k = tl.minimum(left + tl.arange(0, BK // 32) * 32, H * D - 1)[None, :]
+    c = tl.minimum(tl.arange(0, (CP + 63) // 64) * 64, C - 1)[None, :]
     fetch(x + b * x_b + r * x_r + n * x_n + (k // D * x_h + k % D))
     fetch(gate + b * g_b + r * g_r + n * g_n + (k // D * g_h + k % D))
     fetch(dout + b * o_b + r * o_r + n * o_n + c)
@@ -131,7 +132,7 @@ def backward_kernel(
         if FETCH:
             _fetch(
                 dout, x, gate, tile + tl.num_programs(0) // SLICES, left, B, R, N, x_b, x_r, x_h, x_n,
-                g_b, g_r, g_h, g_n, o_b, o_r, o_n, D, CP, BM, BK,
+                g_b, g_r, g_h, g_n, o_b, o_r, o_n, H, D, C, CP, BM, BK,
             )  # fmt: skip
         dy = tl.load(dout + o_place, mask=written, other=0.0)
         if HAS_KEEP:
