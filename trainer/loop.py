@@ -266,7 +266,9 @@ class Trainer:
 
         Tiles depend on the length, by buckets; what else kernels are compiled for is the same in every step.
         """
-        if self.config.backend != "triton" or self.device.type != "cuda":
+        config = self.config
+        # Ranks that share a sample would wait for one that worthless numbers stop.
+        if config.backend != "triton" or self.device.type != "cuda" or config.sp > 1:
             return
         # Not for a run that has no use for them: importing the kernels takes a second.
         from megafold.trainer.kernels.ahead import compile_ahead
@@ -280,8 +282,9 @@ class Trainer:
         self._compiled.add(length)
         self._seed_noise(0)
         # Two passes through the trunk, if there ever are: one without gradients.
-        cycles = min(2, self.config.n_cycles)
-        with compile_ahead(), rehearsal(), suppress(torch.linalg.LinAlgError):
+        cycles = min(2, config.n_cycles)
+        # Worthless numbers may fail; what fails on real ones does so again in the step.
+        with compile_ahead(), rehearsal(), suppress(RuntimeError, ValueError):
             self._loss_of(self, batch, cycles).total.backward()
         self._clear_gradients()
 
