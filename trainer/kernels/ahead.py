@@ -10,12 +10,15 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
 
 from megafold.trainer.kernels.launch import only_compile
+
+#: Compilers at a time if no one says how many: the ranks of a machine compile each for themselves.
+_MOST_WORKERS: Final = 16
 
 
 @contextmanager
@@ -28,7 +31,7 @@ def compile_ahead(workers: int | None = None) -> Iterator[None]:
         yield  # which compiles nothing
         return
     made: list[Any] = []
-    with _threads(workers or len(os.sched_getaffinity(0))) as pool:
+    with _threads(workers or min(_MOST_WORKERS, os.cpu_count() or 1)) as pool:
         with (
             # A backward pass in another thread would know nothing of this.
             torch.autograd.set_multithreading_enabled(False),
