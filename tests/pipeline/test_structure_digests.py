@@ -5,25 +5,25 @@ import pytest
 from megafold.pipeline.structure import STRUCTURE_VERSION, StructureOptions
 from tests.pipeline.structure_files import CifFile, definition, make
 
-VERSION = 2
-SYNTHETIC = "2e7b689b6e692ca8458eece5ece4799975ff7a8f28075d86bbff46a421c8fa03"
+VERSION = 3
+SYNTHETIC = "7d041bff8a239e92d82c5c88c0a1b662ec7acdfb82a6344a7859968e8994d422"
 #: With the default options: protein, DNA, RNA, glycans, alternates, assemblies, inferred bonds.
 ENTRIES = {
-    "structures/1crn": "dfb275ccd37087b437a89d280be076e771e9947b77a424756f4da2bf64657b19",
-    "structures/1bna": "f6b3f0623a8fadb8130ac50c44a19e0b1820606f3c7b419cbd4f3e4603d7aa71",
-    "structures/2rtg": "45c9b3c3e0d8d3c33987b8dd6c7c5b3b80c3557ed1e18156cc62f7994c2487a7",
-    "structures/1pfe": "80176b8f922a5613de448bd9f349269044158140f090050dfe3d377f47373123",
-    "structures/7cfn": "8b1e22bc699b805ebd711906bc5b56571225e03040c0a7f49277c8b46a4d3f1c",
-    "structures/209d-assembly1": "9465fac05d0c2574c411fbcddda6e53a14e7f4df5afbfeae1001853a717aa990",
-    "more/structures/1ehz": "3385b62a2891c8ae748be5b441854c3aad4c513f07838590eeb6fa2e03fc84b1",
-    "more/structures/1b5f": "4de774ae7e9e271fc634e60c311a76a1d00d491f0e247659abb957f235bb8a93",
-    "more/structures/1sfi": "d94e4b87ce4346a1244632fb27ddcdac24942a38e2bc8ec431408e52cd57a2b9",
-    "more/structures/6lu7": "ab2380c12bed0d13f703d7e55e8227f69bf0c42c04e323004b91f9839868799e",
-    "more/structures/3hya": "c735fea964864c0a9939f23c113309a88a9e3c04adc840287efeacf5f5dd3b68",
-    "more/structures/1ema": "2e252aec2fb7a4117a90b9d9e08f1a33198a769d6f058d3c71962bece9ffb5fb",
-    "more/variants/1fbl-pymol": "daacc66c2a2036ad7237fcb42ced41116f14a2dd1b3e5d47cadc6582f865e8b0",
-    "more/variants/penicillin-ts2-ncaa": "a43ded066d0bc06f9a94bb1641fd26f0b71cffc358466a1d29b271956079962f",
-    "more/variants/8zz4-ihm": "9521b63bd8b9ce6bf92dfbc7fa289f15d705881df0c7091a63ea6e177183455c",
+    "structures/1crn": "a9bc572e25cc2bd8e4196aa68656255d2104ac49e2d4fca0495a7c35e0e3b8c6",
+    "structures/1bna": "b1c4a64838a731c71df5b77ab2a4bf956d4c9ab4f3d7515771aba6939a7e81a3",
+    "structures/2rtg": "ec6ae11cf94eaeb77b1559345f6da6a450c8c0d6c5aa58594763287142703e3b",
+    "structures/1pfe": "1c67fc02f3b6a019dea424cd07f8b74471593a04976b09460842ed4a71f63e9f",
+    "structures/7cfn": "54d067f5cae3c2438aeccd4e3edb6356bf4e2226337b527d241ffd12df1cda09",
+    "structures/209d-assembly1": "3078485a00c944e018f6fa11d75ead7cb277a6f2b54ee0a94799658ceb87434c",
+    "more/structures/1ehz": "29fb8ad2726a184c3c77c792091efc4262e572ddf4295de60e252d77c5587baa",
+    "more/structures/1b5f": "6bd3e311f5c757ebe3de3b743fffcc06fc0672355631ba37ad73833ae5d2a47f",
+    "more/structures/1sfi": "59725c4214af26985ec61c2529dc40bdd651d0100ad53350f3645733b2d94fca",
+    "more/structures/6lu7": "b47597724c7c947eac427f354d64ae2be977f2f04d1ed32de1c04579c81fb5cd",
+    "more/structures/3hya": "89e13e3b0bf5be459713615c893a37d42977026a54c56d03976c5c46a7e76aa4",
+    "more/structures/1ema": "81b82fedcd40c1046b72591ee527edf2135d242c6e5cf188b497458fd0644f29",
+    "more/variants/1fbl-pymol": "8a1f77ff3e081994b3219484249bf3a31b49e7b8cbc91502897d327a2b979169",
+    "more/variants/penicillin-ts2-ncaa": "644d788fd0c0d05aae888e14a5455c45baa4bdaf4009c094b0f1755edcc6c4f3",
+    "more/variants/8zz4-ihm": "6b322ba014f66eefb87029a5f55d5b285500d26404b265a479a769f38eb3c1d4",
 }
 
 
