@@ -247,6 +247,7 @@ def verify(cache: Path | str, quick: bool, corpus: Path | None, as_json: bool, *
     manifest = _manifest_or_none(store)
     findings = checks.check_store(store, manifest, quick=quick, workers=workers, progress=progress)
     if manifest is not None:
+        findings += checks.check_versions(manifest)
         if values["clusters"] is not None:
             findings += checks.check_clusters(manifest, values["clusters"])
         if not quick:

@@ -35,6 +35,8 @@ VERSIONS: Final[Mapping[str, str]] = {
     "pairing": str(PAIRING_VERSION),
     "template": str(TEMPLATE_VERSION),
 }
+#: Those of them that are no stages.
+LIBRARIES: Final = frozenset({"rdkit"})
 
 
 def dictionary_identity(sources: Sources) -> str:

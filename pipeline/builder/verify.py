@@ -1,8 +1,9 @@
 """Checking a cache: is what it holds whole, does it fit its corpus, does it come out the same again?
 
-Four questions, each with its findings and what to do about them:
+Five questions, each with its findings and what to do about them:
 
 - the store: every object decodes and hashes to its name, nothing named is missing (:func:`check_store`),
+- the stages: did the versions at hand compute it (:func:`check_versions`),
 - the schema: every object is of the kind and shape its manifest row says (:func:`check_schema`),
 - the corpus: which entries are new, changed or gone since the build (:func:`check_corpus`),
 - the featurizer: computed again, does an entry come out with the same digest (:func:`check_recompute`)?
@@ -34,7 +35,7 @@ from megafold.pipeline import schema
 from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.builder.known import Known
 from megafold.pipeline.builder.planner import Planner
-from megafold.pipeline.builder.recipes import dictionary_identity, options_from_json
+from megafold.pipeline.builder.recipes import LIBRARIES, VERSIONS, dictionary_identity, options_from_json
 from megafold.pipeline.builder.tasks import StructureTask, Task, WorkerConfig, run_task
 from megafold.pipeline.clusters import choose_clustering
 from megafold.pipeline.manifest import EntryRow, entry_rows, referenced_digests
@@ -132,6 +133,23 @@ def _lost_ledgers(store: Store, named: set[str]) -> Iterator[Finding]:
             message="a manifest names this list of failures, and it is not there",
             action="build again: what failed is tried again, and told",
         )
+
+
+def check_versions(manifest: Manifest) -> list[Finding]:
+    """Stages and libraries of which another version computed what the snapshot holds."""
+    built: Any = manifest.attributes["versions"]
+    return [
+        Finding(
+            # A library's version is the choice of whoever built the cache.
+            level="info" if name in LIBRARIES else "stale",
+            kind="other-version",
+            subject=name,
+            message=f"computed by version {built.get(name, 'none')}, this is {ours}",
+            action="build again from the corpus to have it computed by this version (see CHANGELOG.md)",
+        )
+        for name, ours in VERSIONS.items()
+        if built.get(name) != ours
+    ]
 
 
 def check_schema(store: Store, manifest: Manifest) -> list[Finding]:

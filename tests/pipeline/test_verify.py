@@ -46,6 +46,7 @@ def test_healthy_cache_has_no_findings(built, sample):
     store = LocalStore.at(built[0])
     manifest = store.manifest()
     assert verify.check_store(store, manifest, quick=False, workers=1, progress=silent) == []
+    assert verify.check_versions(manifest) == []
     assert verify.check_schema(store, manifest) == []
     assert verify.check_corpus(store, manifest, sources(sample)) == []
     assert verify.check_recompute(store, manifest, sources(sample), None, silent) == []
@@ -174,6 +175,16 @@ def test_a_featurizer_that_computes_something_else_is_found(cache, sample, monke
     store = LocalStore.at(cache)
     findings = verify.check_recompute(store, store.manifest(), sources(sample), 2, silent)
     assert len([finding for finding in findings if finding.kind == "not-reproduced"]) == 2
+
+
+def test_other_versions_of_stages_and_libraries_are_told(built, monkeypatch):
+    manifest = LocalStore.at(built[0]).manifest()
+    later = {"structure": "99", "rdkit": "2099.1", "spectra": "1"}
+    monkeypatch.setattr(verify, "VERSIONS", {**verify.VERSIONS, **later})
+    found = {(f.level, f.subject): f.message for f in verify.check_versions(manifest)}
+    assert set(found) == {("stale", "structure"), ("info", "rdkit"), ("stale", "spectra")}
+    assert found["stale", "structure"].endswith("this is 99")
+    assert "none" in found["stale", "spectra"]
 
 
 def test_verify_names_a_folder_that_is_no_cache(tmp_path):
