@@ -8,6 +8,7 @@ import numpy as np
 
 from megafold.cache_store import LocalStore
 from megafold.pipeline import schema
+from megafold.pipeline.builder.recipes import VERSIONS
 from megafold.pipeline.content import make_content
 from megafold.pipeline.manifest import manifest_from_rows
 from megafold.pipeline.schema import MolType
@@ -323,7 +324,7 @@ def publish(path, entries):
     """A cache of ``(structure content, chains, pairing digest)``; returns its store."""
     store = LocalStore.create(path)
     rows = [row_of(content, store.put(content), chains, pair) for content, chains, pair in entries]
-    attributes = {"components": str(store.put(library())), "config": {}, "versions": {}}
+    attributes = {"components": str(store.put(library())), "config": {}, "versions": dict(VERSIONS)}
     digest = store.put_manifest(manifest_from_rows(rows, attributes))
     store.move_ref("main", None, digest)
     return store
