@@ -20,7 +20,7 @@ from megafold.trainer.kernels.dealing import (
     scattered,
 )
 from megafold.trainer.kernels.fetching import fetch
-from megafold.trainer.kernels.products import add_product, plus, product, product_t, sigmoid
+from megafold.trainer.kernels.products import LOG2E, add_product, plus, product, product_t, sigmoid
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def _sigmoid(x, WIDE: tl.constexpr):
     if WIDE:
         return sigmoid(x)
     else:
-        return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
+        return 1.0 / (1.0 + tl.exp2(x * -LOG2E))
 
 
 @triton.jit(do_not_specialize=["R", "N"])

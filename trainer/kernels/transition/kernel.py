@@ -11,7 +11,7 @@ of rows, | dGate and dValue: 2·H | hidden: H |, and the normalised input. A sec
 The caller takes as many rows at a time as it has scratch for.
 
 A strip lies in memory in tiles of 8 rows by 64 columns, one after the other along a row of them, and each 32
-of a tile's columns in the order in which the matrix units deal them to threads (:func:`_dealt`): a thread has
+of a tile's columns in the order in which the matrix units deal them to threads (``dealing.py``): a thread has
 16 bytes that are neighbours there, and what is computed is written without a way through shared memory.
 
 Gate and value are one product: the rows of ``weight_in`` are taken eight of the gate's and eight of the
@@ -28,7 +28,9 @@ Bases are 64-bit pointers, offsets within a tile 32-bit.
 import triton
 import triton.language as tl
 
+from megafold.trainer.kernels.dealing import dealt, pinned
 from megafold.trainer.kernels.layernorm.kernel import load_channels, standardised, store_rows
+from megafold.trainer.kernels.products import LOG2E
 
 
 @triton.jit
@@ -38,7 +40,7 @@ def _sigmoid(x):
     The exponential and the division that ``tl.sigmoid`` is made of look after subnormal numbers, which cannot
     matter here, at more than twice the instructions.
     """
-    root = tl.rsqrt(1.0 + tl.exp2(x * -1.4426950408889634))
+    root = tl.rsqrt(1.0 + tl.exp2(x * -LOG2E))
     return root * root
 
 
@@ -59,7 +61,7 @@ def _input(
     row, c = tl.minimum(tl.arange(0, BM), M - 1 - first)[:, None], tl.arange(0, C)[None, :]
     tile = tl.load(x + tl.cast(first, tl.int64) * stride + (row * stride + c)).to(tl.float32)
     if HELD:
-        tile = tl.dot(tl.zeros([BM, 16], dtype), tl.zeros([16, C], dtype), tile)
+        tile = pinned(tile, dtype)
     if NORM:
         tile, _ = standardised(tile, C, C, EPS)
         tile = tile * load_channels(norm_weight, C, C) + load_channels(norm_bias, C, C)
@@ -85,12 +87,6 @@ def _unite(gate, value, BM: tl.constexpr, BH: tl.constexpr):
     """The inverse of :func:`_part`."""
     both = tl.join(tl.reshape(gate, (BM, BH // 8, 8)), tl.reshape(value, (BM, BH // 8, 8)))
     return tl.reshape(tl.permute(both, (0, 1, 3, 2)), (BM, 2 * BH))
-
-
-@triton.jit
-def _dealt(n):
-    """Which column lies at place ``n`` of a strip: of 32, for each t, 2t and 2t + 1 of every eight."""
-    return n // 32 * 32 + n // 2 % 4 * 8 + n // 8 % 4 * 2 + n % 2
 
 
 @triton.jit
@@ -236,14 +232,14 @@ def sum_weights_kernel(
         acc += tl.load(parts + split * (3 * H * C) + (n[:, None] * C + c[None, :]))
     if WEIGHT_IN:
         kept = (n < 2 * H)[:, None]
-        both = _dealt(n)
+        both = dealt(n)
         place = (both // 8 % 2) * H + both // 16 * 8 + both % 8
         tl.store(
             dweight_in + (place[:, None] * C + c[None, :]), acc.to(dweight_in.dtype.element_ty), mask=kept
         )
     if WEIGHT_OUT:
         kept = (n >= 2 * H)[:, None]
-        place = dweight_out + (c[None, :] * H + _dealt(n - 2 * H)[:, None])
+        place = dweight_out + (c[None, :] * H + dealt(n - 2 * H)[:, None])
         tl.store(place, acc.to(dweight_out.dtype.element_ty), mask=kept)
 
 

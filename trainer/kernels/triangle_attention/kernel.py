@@ -12,6 +12,7 @@ with padding (rows of zeros).
 import triton
 import triton.language as tl
 
+from megafold.trainer.kernels.dealing import pinned
 from megafold.trainer.kernels.layernorm.kernel import row_mean, standardised
 from megafold.trainer.kernels.products import add_kept, add_product_kept, product_t
 
@@ -160,7 +161,7 @@ def input_gradient_kernel(
         source = z + b * z_b + r * z_r + start * z_n + (held * z_n + c[None, :])
         x = tl.load(source, mask=known[None, :], other=0.0)
         # A product with zeros brings the rows to where the matrix units leave ``dn``.
-        x = tl.dot(tl.zeros([BM, 16], dtype), tl.zeros([16, CP], dtype), x.to(tl.float32))
+        x = pinned(x.to(tl.float32), dtype)
         standard, inverse = standardised(x, C, CP, EPS)
         # Read for each tile: kept, the two would fill registers all the way.
         scale = tl.load(norm_weight + c, mask=known, other=0.0).to(tl.float32)

@@ -44,6 +44,8 @@ from megafold.trainer.kernels.dealing import (
 from megafold.trainer.kernels.fetching import fetch_channels, fetch_rows
 from megafold.trainer.kernels.layernorm.kernel import inverse_root
 from megafold.trainer.kernels.products import (
+    LN2,
+    LOG2E,
     add_kept,
     add_product,
     add_product_kept,
@@ -51,8 +53,6 @@ from megafold.trainer.kernels.products import (
     product_t,
 )
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 #: Rows of ``projection`` in a run of ``packed``; as many of ``gate`` follow.
 RUN = tl.constexpr(8)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
