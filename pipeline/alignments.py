@@ -18,6 +18,7 @@ import gzip
 import hashlib
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Final, Literal
 
 import zstandard
 
+from megafold.pipeline.corpus import require_text
 from megafold.pipeline.errors import AlignmentError, InputError
 from megafold.pipeline.msa import keyed_csv
 from megafold.pipeline.msa.alphabet import Alphabet
@@ -67,10 +69,15 @@ class ChainAlignments:
 
 
 def file_kind(path: Path) -> FileKind | None:
-    """What a file is by its name (and, for Stockholm and CSV, its first lines); None for neither."""
+    """What a file is by its name (and, for Stockholm and CSV, its first lines); None for neither.
+
+    Raises:
+        InputError: its name is no text (``bad-name``).
+    """
     name = plain_name(path).lower()
     if name.startswith("."):
         return None
+    require_text(name, path)
     if name.endswith(_HIT_SUFFIXES):
         return "hits"
     if name.endswith(".csv"):
@@ -95,7 +102,7 @@ def _head(path: Path) -> bytes:
             if magic == b"\x28\xb5\x2f\xfd":
                 return zstandard.ZstdDecompressor().stream_reader(file).read(_HEAD_BYTES)
             return file.read(_HEAD_BYTES)
-    except (OSError, EOFError, zstandard.ZstdError):
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError):
         return b""
 
 

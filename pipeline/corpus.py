@@ -14,6 +14,8 @@ do not count.
 """
 
 import csv
+import os
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,8 @@ from megafold.pipeline.errors import InputError
 
 #: What the names of structure files end with.
 SUFFIXES: Final = tuple(f".{kind}{packed}" for kind in ("cif", "mmcif", "bcif") for packed in ("", ".gz"))
+#: Unicode categories: control characters, and what stands for bytes that are no UTF-8.
+_NO_TEXT: Final = ("Cc", "Cs")
 _FILE_COLUMNS: Final = ("alignments", "msa", "templates")
 _COLUMNS: Final = frozenset({"entry", "structure", "chain", *_FILE_COLUMNS})
 
@@ -54,8 +58,8 @@ def discover(corpus: Path) -> list[EntrySource]:
 
     Raises:
         InputError: there is no such corpus (``no-such-corpus``), it has no entry (``empty-corpus``), two
-        files for one entry (``repeated-entry``), a file that is not there (``missing-file``) or a table that
-        cannot be understood (``bad-table``).
+        files for one entry (``repeated-entry``), a name that is no text (``bad-name``), a file that is not
+        there (``missing-file``) or a table that cannot be understood (``bad-table``).
     """
     corpus = Path(corpus)
     if corpus.is_dir():
@@ -86,9 +90,23 @@ def _is_structure_file(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".") and path.is_file()
 
 
+def require_text(name: str, path: Path) -> None:
+    """Refuse a name that the cache cannot hold or print: bytes that are no UTF-8, line ends.
+
+    Raises:
+        InputError: with what to do (``bad-name``).
+    """
+    if any(unicodedata.category(character) in _NO_TEXT for character in name):
+        raise InputError(
+            f"{os.fsencode(path)!r}: the name holds bytes or characters that are no text; rename it",
+            reason="bad-name",
+        )
+
+
 def _unique(found: Iterable[EntrySource]) -> list[EntrySource]:
     by_entry: dict[str, EntrySource] = {}
     for source in sorted(found, key=lambda source: (source.entry, source.path)):
+        require_text(source.entry, source.path)
         other = by_entry.setdefault(source.entry, source)
         if other is not source:
             raise InputError(

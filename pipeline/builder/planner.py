@@ -209,9 +209,9 @@ class Planner:
         seen: set[int] = set()
         for chain in row["chains"]:
             if chain["sequence_digest"] and chain["entity_id"] not in seen:
+                seen.add(chain["entity_id"])
                 files = self._alignments(plan.source, row, chain["entity_id"])
                 if files is not None:
-                    seen.add(chain["entity_id"])
                     tasks += self._chain_tasks(plan, chain, files)
         return tasks
 

@@ -7,6 +7,7 @@ the integers that the file holds. Format: BinaryCIF 0.3 (Sehnal et al., PLOS Com
 
 import gzip
 import itertools
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megafold.pipeline.errors import ComponentError
+
+#: What every gzip file begins with, whatever it is called.
+GZIP_MAGIC: Final = b"\x1f\x8b"
 
 _DTYPES: Final = {1: "<i1", 2: "<i2", 3: "<i4", 4: "<u1", 5: "<u2", 6: "<u4", 32: "<f4", 33: "<f8"}
 
@@ -112,9 +116,9 @@ def read_blocks(path: Path) -> list[Block]:
     """
     data = path.read_bytes()
     try:
-        content = msgpack.unpackb(gzip.decompress(data) if path.suffix == ".gz" else data)
+        content = msgpack.unpackb(gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data)
         return [Block(block) for block in content["dataBlocks"]]
-    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
         raise ComponentError(
             f"{path} is no readable BinaryCIF file ({error}); give the dictionary as .bcif or .cif",
             reason="unreadable-dictionary",

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import os
 import pickle
 
 import pytest
@@ -68,9 +69,16 @@ def test_stockholm_kind_by_content(tmp_path, pack):
     assert file_kind(tmp_path / "b.sto") == "msa"
 
 
-def test_a_broken_file_is_an_msa_that_will_fail(tmp_path):
-    put(tmp_path, "a.sto.gz", data=b"\x1f\x8b broken")
+@pytest.mark.parametrize("broken", [b"\x1f\x8b broken", gzip.compress(JACKHMMER)[:10] + b"\xff" * 20])
+def test_a_broken_file_is_an_msa_that_will_fail(tmp_path, broken):
+    put(tmp_path, "a.sto.gz", data=broken)
     assert file_kind(tmp_path / "a.sto.gz") == "msa"
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    with pytest.raises(InputError, match=r"b'.*x\\xff\.a3m'.*rename it") as error:
+        file_kind(tmp_path / os.fsdecode(b"x\xff.a3m"))
+    assert error.value.reason == "bad-name"
 
 
 def test_by_sequence(root):

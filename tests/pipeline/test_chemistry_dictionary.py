@@ -217,6 +217,8 @@ def test_an_unknown_code_is_none_and_its_digest_an_error_that_names_it(bundled):
         ("prose.bcif", b"dear dictionary"),
         ("torn.cif.gz", gzip.compress(ligand().encode() * 50)[:-12]),
         ("plain.cif.gz", ligand().encode()),
+        ("flipped.cif.gz", gzip.compress(ligand().encode())[:10] + b"\xff" * 20),
+        ("flipped.bcif.gz", gzip.compress(b"x" * 99)[:10] + b"\xff" * 20),
     ],
 )
 def test_files_that_are_no_dictionaries_are_refused_by_name(tmp_path, name, content):

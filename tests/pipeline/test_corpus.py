@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,19 @@ def test_two_files_for_one_entry(tmp_path):
     with pytest.raises(InputError, match=r"two files for entry 1abc.*1ABC\.cif\.gz.*1abc\.cif") as error:
         discover(tmp_path)
     assert error.value.reason == "repeated-entry"
+
+
+@pytest.mark.parametrize("name", [b"1abc\xff.cif", b"1\nabc.cif"])
+def test_a_name_that_is_no_text(tmp_path, name):
+    touch(tmp_path / os.fsdecode(name), tmp_path / "2xyz.cif")
+    with pytest.raises(InputError, match=r"b'.*1.*abc.*cif'.*rename it") as error:
+        discover(tmp_path)
+    assert error.value.reason == "bad-name"
+
+
+def test_a_name_in_letters_of_other_languages(tmp_path):
+    touch(tmp_path / "Größe 1\u00a0(neu).cif")
+    assert [source.entry for source in discover(tmp_path)] == ["größe 1\u00a0(neu)"]
 
 
 def test_empty_folder_says_what_was_looked_for(tmp_path):

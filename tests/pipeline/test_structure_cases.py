@@ -11,7 +11,7 @@ import pytest
 from megafold.pipeline.errors import StructureError
 from megafold.pipeline.schema import AMINO_ACIDS, BondKind, MolType
 from megafold.pipeline.structure import StructureOptions
-from tests.pipeline.structure_files import NO_FILTERS, TWO_FOLD, CifFile, definition, make
+from tests.pipeline.structure_files import NO_FILTERS, TWO_FOLD, CifFile, definition, make, write_binary
 
 PARTNERS = (
     "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_asym_id "
@@ -407,3 +407,47 @@ def test_cut_gzip_file(corpus_dir, tmp_path):
     path.write_bytes(gzip.compress(b"data_"))
     with pytest.raises(StructureError):
         make(path)
+
+
+def test_damaged_gzip_file_that_gives_a_valid_text(tmp_path):
+    """A flipped bit may make the text longer: its end is cut off, and only the check sum tells."""
+    file = CifFile().polymer("GLY " * 2000)
+    for position in range(1, 2001):
+        file.add("GLY", "A", position, at=(3.8 * position, 0, 0))
+    text = file.write(tmp_path).read_bytes()
+    shorter = b"".join(text.splitlines(keepends=True)[:-40])
+    path = tmp_path / "1abc.cif.gz"
+    path.write_bytes(gzip.compress(text)[:-8] + gzip.compress(shorter)[-8:])
+    with pytest.raises(StructureError) as error:
+        make(path)
+    assert error.value.reason == "invalid-cif"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("1abc.cif.gz", b"", "no-atoms"),
+        ("1abc.cif.gz", b"\x1f", "invalid-cif"),
+        ("1abc.cif.gz", b"\x1f\x8b\x08", "invalid-cif"),
+        ("1abc.cif.gz", gzip.compress(b"data_x" * 99)[:10] + b"\xff" * 20, "invalid-cif"),
+        ("1abc.bcif.gz", gzip.compress(b"data_x" * 99)[:10] + b"\xff" * 20, "invalid-cif"),
+    ],
+)
+def test_remains_of_a_download(tmp_path, name, data, reason):
+    """They are there and can be read, so another try would find the same."""
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(StructureError, match=name) as error:
+        make(path)
+    assert error.value.reason == reason
+
+
+@pytest.mark.parametrize("name", ["1ABC.CIF", "1ABC.CIF.GZ", "1ABC.BCIF", "1ABC.BCIF.GZ"])
+def test_names_in_capitals(tmp_path, name):
+    file = CifFile().polymer("GLY").add("GLY", "A", 1).write(tmp_path)
+    data = file.read_bytes()
+    if ".BCIF" in name:
+        write_binary(file, tmp_path / "1abc.bcif")
+        data = (tmp_path / "1abc.bcif").read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
+    assert make(tmp_path / name).codes == ["GLY"]
