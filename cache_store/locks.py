@@ -1,15 +1,22 @@
 """Locks that the kernel releases when their process dies, however it dies."""
 
 import datetime
+import errno
+import fcntl
 import json
 import os
 import socket
+import time
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import Final
 
 from megafold.cache_store import files
-from megafold.cache_store.errors import LockHeld
+from megafold.cache_store.errors import LockHeld, WriteFailed
+
+_POLL_S: Final = 0.02
+#: What ``flock`` answers where another has the lock, and where the file system has none to give.
+_HELD: Final = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+_NO_LOCKS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
 class KernelLock:
@@ -23,12 +30,13 @@ class KernelLock:
         """``wait``: seconds to wait for whoever holds the lock; negative: for ever."""
         self.path = path
         self.wait = wait
-        self._lock: FileLock | None = None
+        self._descriptor = -1
+        self._depth = 0
 
     @property
     def held(self) -> bool:
         """Whether this object holds the lock."""
-        return self._lock is not None and self._lock.is_locked
+        return self._depth > 0
 
     def acquire(self) -> None:
         """Take the lock.
@@ -36,20 +44,47 @@ class KernelLock:
         Raises:
             LockHeld: another process, or another object of this one, still has it after ``wait`` seconds.
             ReadOnlyCache: the lock's directory cannot be written.
+            WriteFailed: the file system has no locks.
         """
-        with files.explain_refusal(self.path):
-            files.make_directory(self.path.parent)
-            # Not thread-local: whoever holds the object may release it.
-            self._lock = self._lock or FileLock(self.path, thread_local=False)
-            try:
-                self._lock.acquire(timeout=self.wait, poll_interval=0.02)
-            except Timeout:
-                raise LockHeld(self._held_message()) from None
+        if not self.held:
+            self._descriptor = self._locked_file()
+        self._depth += 1
 
     def release(self) -> None:
         """Give the lock back; no-op for a lock not held."""
-        if self._lock is not None:
-            self._lock.release()
+        self._depth = max(0, self._depth - 1)
+        if not self.held and self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _locked_file(self) -> int:
+        with files.explain_refusal(self.path):
+            files.make_directory(self.path.parent)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            until = time.monotonic() + self.wait
+            while not self._taken(descriptor):
+                if 0 <= self.wait and time.monotonic() >= until:
+                    raise LockHeld(self._held_message())
+                time.sleep(_POLL_S)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _taken(self, descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _HELD:
+                return False
+            if error.errno in _NO_LOCKS:
+                raise WriteFailed(
+                    f"cannot lock {self.path}: {error.strerror}. Name a folder on a file system with locks, or "
+                    "mount this one with them (Lustre: flock)."
+                ) from error
+            raise
+        return True
 
     def _held_message(self) -> str:
         waited = f" after {self.wait:g} s" if self.wait > 0 else ""
@@ -74,8 +109,7 @@ class BuildLock(KernelLock):
             "pid": os.getpid(),
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
-        # Beside the lock file, which some versions of filelock empty when they try for the lock. A note
-        # that a killed process left is never read: the next holder replaces it.
+        # A note that a killed process left is never read: the next holder replaces it.
         files.publish(self._note, json.dumps(holder).encode(), 0o644)
 
     @property

@@ -19,7 +19,7 @@ WORK = ROOT / ".adapters"
 PEERS = json.loads((Path(__file__).parent / "environments.json").read_text())
 ENTRIES = ("1cbs", "1bna", "1crn", "1pfe", "1ay7", "1lcd", "2hhb", "6ydw", "1fix", "209d-assembly1")
 #: What reading a cache takes, without building one.
-STREAM = "zarr numcodecs pyarrow filelock gemmi msgpack zstandard fsspec"
+STREAM = "zarr numcodecs pyarrow gemmi msgpack zstandard fsspec"
 STEPS = 20
 #: One thread, and products that do not depend on where arrays lie: the same losses in every run.
 ONE_ORDER = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}

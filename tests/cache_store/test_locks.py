@@ -1,8 +1,11 @@
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
-from megafold.cache_store import BuildLock, LockHeld
+from megafold.cache_store import BuildLock, LockHeld, WriteFailed
 
 
 def test_a_lock_nests_in_one_object_and_excludes_others(tmp_path: Path):
@@ -24,3 +27,20 @@ def test_a_damaged_note_hides_nothing_but_the_name(tmp_path: Path):
         (tmp_path / "build.holder").write_bytes(b"\xff{")
         with pytest.raises(LockHeld, match="another process"):
             BuildLock(tmp_path / "build").acquire()
+
+
+@pytest.mark.parametrize("code", ["ENOSYS", "ENOLCK", "EOPNOTSUPP"])
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch, code):
+    """Lustre mounted without ``flock``, NFS without its lock daemon, and others."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = BuildLock(tmp_path / "build")
+    with pytest.raises(WriteFailed, match=r"cannot lock .*build.*file system with locks"):
+        lock.acquire()
+    assert not lock.held
+    monkeypatch.undo()
+    with lock:
+        assert lock.held
