@@ -64,7 +64,7 @@ class KernelLock:
         try:
             until = time.monotonic() + self.wait
             while not self._taken(descriptor):
-                if 0 <= self.wait and time.monotonic() >= until:
+                if self.wait >= 0 and time.monotonic() >= until:
                     raise LockHeld(self._held_message())
                 time.sleep(_POLL_S)
         except BaseException:
@@ -80,8 +80,8 @@ class KernelLock:
                 return False
             if error.errno in _NO_LOCKS:
                 raise WriteFailed(
-                    f"cannot lock {self.path}: {error.strerror}. Name a folder on a file system with locks, or "
-                    "mount this one with them (Lustre: flock)."
+                    f"cannot lock {self.path}: {error.strerror}. Name a folder on a file system with "
+                    "locks, or mount this one with them (Lustre: flock)."
                 ) from error
             raise
         return True
