@@ -41,6 +41,7 @@ from megafold.pipeline.stream.symmetry import (
     Symmetry,
     candidate_chains,
     chain_atoms,
+    chain_bonds,
     chain_candidates,
     residue_automorphisms,
 )
@@ -210,6 +211,7 @@ class Stream:
             chains=chain_candidates(
                 view, groups, atoms, component_atom, frame.apply(coords).astype(np.float32)
             ),
+            bonds=chain_bonds(view.entry),
         )
 
     def read_entry(self, row: EntryRow) -> EntryTables:

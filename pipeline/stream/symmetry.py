@@ -4,10 +4,10 @@ Two kinds of exchange leave the molecule as it is: equivalent atoms within a res
 component), and chains of one entity. The second kind needs coordinates outside the crop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,11 +49,14 @@ class Symmetry:
 
     ``automorphisms``: for each residue with any, [n, k] indices into the sample's atoms: row 0 is the
     residue's atoms as they are, each other row an equivalent order of them. ``chains``: for each chain of
-    the crop whose entity has several in the entry.
+    the crop whose entity has several in the entry. ``bonds`` [n, 2, 3]: of both ends of each bond between
+    chains of the entry, in either direction, the asym_id, a number that corresponding tokens of copies
+    share, and the token_index.
     """
 
     automorphisms: tuple[NDArray[np.int64], ...]
     chains: tuple[ChainCandidates, ...]
+    bonds: NDArray[np.int64]
 
 
 def residue_automorphisms(
@@ -127,38 +130,134 @@ def _identity_first(images: NDArray[np.int64]) -> NDArray[np.int64]:
 def exchanges(features: Mapping[str, NDArray[Any]], symmetry: Symmetry | None) -> dict[str, Any]:
     """A sample's exchanges as plain arrays, for a loss that knows nothing of the pipeline.
 
-    Chains of the crop that are bonded to others (by a glycan, say) keep their places: a sample does not say
-    which copies have such bonds, too.
+    Chains of the crop that are bonded to each other (a protein and its haem or glycan) are exchanged
+    together, for copies that are bonded alike in the entry; where there are none they keep their places.
 
     Returns:
         ``orders``: arrays [G, n, k] of G residues each, which have n equivalent orders of k atoms: indices
-        into the sample's atoms, [:, 0] as they are. ``chains``: for each chain that may be exchanged its
-        ``atoms`` [k], its ``candidates`` [m] (asym_ids), where it is itself among them, ``own`` [], and
-        ``coords`` [m, k, 3] and ``coords_mask`` [m, k] as in :class:`ChainCandidates`.
+        into the sample's atoms, [:, 0] as they are. ``chains``: for each chain, or chains bonded to each
+        other, that may be exchanged: the ``atoms`` [k], the ``candidates`` [m, c] (asym_ids of the c chains),
+        where they are themselves among them, ``own`` [], and ``coords`` [m, k, 3] and ``coords_mask`` [m, k]
+        as in :class:`ChainCandidates`.
     """
     if symmetry is None:
         return {"orders": [], "chains": []}
     by_shape: dict[tuple[int, ...], list[NDArray[np.int64]]] = {}
     for images in symmetry.automorphisms:
         by_shape.setdefault(images.shape, []).append(images)
-    ends = features["asym_id"][np.argwhere(features["token_bonds"])]
-    bonded = np.unique(ends[ends[:, 0] != ends[:, 1]])
-    chains = []
-    for chain in symmetry.chains:
-        free = ~np.isin(chain.candidate_asym_id, bonded)
-        if chain.asym_id in bonded or free.sum() < 2:
-            continue
-        candidates = chain.candidate_asym_id[free]
-        chains.append(
-            {
-                "atoms": chain.atoms,
-                "candidates": candidates,
-                "own": np.array(np.searchsorted(candidates, chain.asym_id)),
-                "coords": chain.coords[free],
-                "coords_mask": chain.coords_mask[free],
-            }
-        )
-    return {"orders": [np.stack(group) for group in by_shape.values()], "chains": chains}
+    return {
+        "orders": [np.stack(group) for group in by_shape.values()],
+        "chains": [
+            _exchange(features, symmetry, chains, images)
+            for chains, images in _alike_molecules(features, symmetry)
+        ],
+    }
+
+
+def bonded_chains(features: Mapping[str, NDArray[Any]]) -> dict[int, int]:
+    """For each chain of the crop the lowest asym_id of those it is bonded to, directly or over others."""
+    asym_id = features["asym_id"].astype(np.int64)
+    lowest = {chain: chain for chain in np.unique(asym_id).tolist()}
+    pairs = np.unique(asym_id[np.argwhere(features["token_bonds"])], axis=0).tolist()
+    for one, other in pairs:
+        low, high = sorted((lowest[one], lowest[other]))
+        lowest = {chain: low if found == high else found for chain, found in lowest.items()}
+    return lowest
+
+
+def _alike_molecules(
+    features: Mapping[str, NDArray[Any]], symmetry: Symmetry
+) -> list[tuple[list[int], list[list[int]]]]:
+    """Each molecule of the crop that may be exchanged, and its candidates, ascending, itself among them.
+
+    A molecule is a chain, or chains that are bonded to each other: asym_ids, in one order in all candidates.
+    """
+    members: dict[int, list[int]] = {}
+    for chain, lowest in bonded_chains(features).items():
+        members.setdefault(lowest, []).append(chain)
+    copies = {found.asym_id: found.candidate_asym_id.tolist() for found in symmetry.chains}
+    there = [_Bond(*bond[:, :2].ravel().tolist()) for bond in symmetry.bonds]
+    in_crop = {tuple(pair) for pair in features["token_index"][np.argwhere(features["token_bonds"])].tolist()}
+    tokens = map(tuple, symmetry.bonds[:, :, 2].tolist())
+    own = [bond for bond, pair in zip(there, tokens, strict=True) if pair in in_crop]
+    found = [
+        (chains, _images(chains, [bond for bond in own if bond.chain in chains], set(there), copies))
+        for chains in members.values()
+    ]
+    # No candidate may have a chain that keeps its place; what then has itself alone keeps its place, too.
+    while True:
+        fixed = {chain for chains, images in found if len(images) == 1 for chain in chains}
+        left = [
+            (chains, [image for image in images if image == chains or fixed.isdisjoint(image)])
+            for chains, images in found
+        ]
+        if left == found:
+            return [(chains, images) for chains, images in found if len(images) > 1]
+        found = left
+
+
+class _Bond(NamedTuple):
+    """A bond between two chains: their asym_ids, and where in them it is."""
+
+    chain: int
+    place: int
+    other: int
+    other_place: int
+
+
+def _images(
+    chains: list[int], bonds: Sequence[_Bond], there: Set[_Bond], copies: Mapping[int, list[int]]
+) -> list[list[int]]:
+    """A molecule's candidates: for each copy of one of its chains those that are bonded to it alike.
+
+    ``bonds``: between its chains. ``there``: all of the entry. ``copies``: of the chains that have some.
+    """
+    first = max(chains, key=lambda chain: len(copies.get(chain, ())))
+    images = [chains]
+    for copy in copies.get(first, ()):
+        image = {first: copy} if copy != first else {}
+        while reached := [bond for bond in bonds if bond.chain in image and bond.other not in image]:
+            chain = min(bond.other for bond in reached)
+            ends = [(image[b.chain], b.place, b.other_place) for b in reached if b.other == chain]
+            alike = (
+                other
+                for other in copies.get(chain, [chain])
+                if other not in image.values() and all(_Bond(a, i, other, j) in there for a, i, j in ends)
+            )
+            if (found := next(alike, None)) is None:
+                break
+            image[chain] = found
+        if len(image) == len(chains):
+            images.append([image[chain] for chain in chains])
+    return sorted(images)
+
+
+def _exchange(
+    features: Mapping[str, NDArray[Any]], symmetry: Symmetry, chains: list[int], images: list[list[int]]
+) -> dict[str, NDArray[Any]]:
+    """The exchanges of a molecule of ``chains``, which has the candidates ``images``."""
+    known = {found.asym_id: found for found in symmetry.chains}
+    chain_of_atom = features["asym_id"][features["atom_to_token"]]
+    candidates = np.array(images, np.int64)
+    atoms, coords, masks = [], [], []
+    for chain, places in zip(chains, candidates.T, strict=True):
+        if chain in known:
+            rows = np.searchsorted(known[chain].candidate_asym_id, places)
+            atoms.append(known[chain].atoms)
+            coords.append(known[chain].coords[rows])
+            masks.append(known[chain].coords_mask[rows])
+        else:  # it has no copy: candidates that have it have it where it is
+            own = np.flatnonzero(chain_of_atom == chain)
+            atoms.append(own)
+            coords.append(np.repeat(features["coords"][None, own], len(images), axis=0))
+            masks.append(np.repeat(features["coords_mask"][None, own], len(images), axis=0))
+    return {
+        "atoms": np.concatenate(atoms),
+        "candidates": candidates,
+        "own": np.array(images.index(chains)),
+        "coords": np.concatenate(coords, axis=1),
+        "coords_mask": np.concatenate(masks, axis=1),
+    }
 
 
 def candidate_chains(view: CropView) -> dict[int, NDArray[np.int64]]:
@@ -166,6 +265,20 @@ def candidate_chains(view: CropView) -> dict[int, NDArray[np.int64]]:
     entity = view.entry.chains["entity_id"]
     groups = {int(chain): np.flatnonzero(entity == entity[chain]) for chain in np.unique(view.chain)}
     return {chain: group for chain, group in groups.items() if len(group) > 1}
+
+
+def chain_bonds(entry: EntryTables) -> NDArray[np.int64]:
+    """[n, 2, 3] bonds between chains, as in :class:`Symmetry`."""
+    ends = np.stack([entry.bonds["atom_i"], entry.bonds["atom_j"]], axis=1).astype(np.int64)
+    token = np.searchsorted(entry.tokens["first_atom"], ends, side="right") - 1
+    residue = entry.tokens["residue"][token].astype(np.int64)
+    chain = entry.residues["chain"][residue]
+    # Copies correspond by position in the chain and, in an atomised residue, by the atom's place in it.
+    within = token - np.searchsorted(entry.tokens["residue"], residue)
+    place = (residue - entry.chains["first_residue"][chain]) * (int(within.max(initial=0)) + 1) + within
+    named = np.stack([entry.chains["asym_id"][chain], place, token + 1], axis=2)
+    between = named[chain[:, 0] != chain[:, 1]]
+    return np.concatenate([between, between[:, ::-1]])
 
 
 def chain_atoms(entry: EntryTables, chains: NDArray[np.int64]) -> NDArray[np.int64]:

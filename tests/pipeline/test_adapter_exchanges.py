@@ -10,12 +10,13 @@ from megafold.pipeline.stream import CropConfig, SamplingConfig, Stream, StreamC
 from megafold.pipeline.stream.adapters import to_boltz, to_boltz_batch, to_openfold3, to_protenix
 from megafold.pipeline.stream.adapters.boltz import MAX_CHAIN_SYMMETRIES
 from megafold.pipeline.stream.adapters.terminal import without_terminal_atoms
-from megafold.pipeline.stream.adapters.truth import bonded_chains, whole_truth
-from megafold.pipeline.stream.symmetry import Symmetry
+from megafold.pipeline.stream.adapters.truth import whole_truth
+from megafold.pipeline.stream.symmetry import Symmetry, bonded_chains
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.adapter_samples import hand_made_sample
 from tests.pipeline.stream_cache import Chain
 
+NO_BONDS = np.empty((0, 2, 3), np.int64)
 PEPTIDE = ["ALA", "GLY", "LYS", "ALA"]
 CHAINS = [
     Chain(PEPTIDE, sym=1, unresolved={1}),
@@ -276,22 +277,24 @@ def test_orders_of_what_stays_are_kept():
     features["ref_atom_name_chars"][8] = [ord(letter) - 32 for letter in "OXT "]
     orders = np.array([[4, 5, 6, 7, 8], [5, 4, 6, 7, 8], [4, 5, 6, 8, 7], [5, 4, 6, 8, 7]])
     other = np.array([[0, 1, 2, 3], [0, 1, 3, 2]])
-    left, rest = without_terminal_atoms(features, Symmetry(automorphisms=(other, orders), chains=()))
+    left, rest = without_terminal_atoms(
+        features, Symmetry(automorphisms=(other, orders), chains=(), bonds=NO_BONDS)
+    )
     assert rest
     assert len(left["coords"]) == 9
     assert [found.tolist() for found in rest.automorphisms] == [
         [[0, 1, 2, 3], [0, 1, 3, 2]],
         [[4, 5, 6, 7], [5, 4, 6, 7]],
     ]
-    nothing = Symmetry(automorphisms=(), chains=())
-    only = Symmetry(automorphisms=(orders[[0, 2]],), chains=())
+    nothing = Symmetry(automorphisms=(), chains=(), bonds=NO_BONDS)
+    only = Symmetry(automorphisms=(orders[[0, 2]],), chains=(), bonds=NO_BONDS)
     assert without_terminal_atoms(features, only)[1] == nothing
 
 
 def flipped():
     """The hand-made sample, in which the glycine's C and O can be exchanged, and the alanine's O and CB."""
     automorphisms = (np.array([[0, 1, 2, 3], [0, 1, 3, 2]]), np.array([[4, 5, 6, 7, 8], [4, 5, 6, 8, 7]]))
-    return hand_made_sample(), Symmetry(automorphisms=automorphisms, chains=())
+    return hand_made_sample(), Symmetry(automorphisms=automorphisms, chains=(), bonds=NO_BONDS)
 
 
 def test_equivalent_atoms_are_named_as_each_package_does():

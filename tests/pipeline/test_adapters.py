@@ -41,7 +41,7 @@ def symmetry():
         coords=np.array([[[3.9, 3.2, -2]], [[9, 9, 9]]], np.float32),
         coords_mask=np.array([[True], [True]]),
     )
-    return Symmetry(automorphisms=(), chains=(zinc,))
+    return Symmetry(automorphisms=(), chains=(zinc,), bonds=np.empty((0, 2, 3), np.int64))
 
 
 def _flat(arrays):

@@ -25,6 +25,7 @@ from megafold.pipeline.stream import (
     TemplateConfig,
     validate_sample,
 )
+from megafold.pipeline.stream.symmetry import exchanges
 from megafold.pipeline.structure import StructureOptions, featurize_structure
 from megafold.pipeline.template import TemplateStructures, featurize_templates
 
@@ -313,3 +314,24 @@ def test_copies_of_a_chain_superpose_and_equivalent_atoms_are_alike(cache):
             assert swapped == {"CD1": "CD2", "CD2": "CD1", "CE1": "CE2", "CE2": "CE1"}
             rings += 1
     assert rings
+
+
+def test_a_haem_goes_where_its_chain_goes(cache):
+    """Two pairs of equal chains with a haem each; its iron lies 2.0 to 2.3 Å from a histidine's nitrogen."""
+    stream = stream_of(cache, "2hhb", crop=CropConfig(tokens=746, atoms=6000))
+    features = stream.sample(0).features
+    found = exchanges(features, stream.symmetry(0))["chains"]
+    labels = stream.entry(row_of(stream)).chains
+    held = [
+        sorted("".join(labels[asym_id - 1].label_asym_id for asym_id in ids) for ids in chain["candidates"])
+        for chain in found
+    ]
+    assert held == 2 * [["AE", "CH"], ["BG", "DJ"]]
+    for chain in found:
+        element = features["ref_element"][chain["atoms"]]
+        assert chain["coords_mask"].all()
+        for coords in chain["coords"]:
+            nitrogen = coords[
+                (element == 7) & ~features["is_ligand"][features["atom_to_token"][chain["atoms"]]]
+            ]
+            assert 1.9 < np.linalg.norm(nitrogen - coords[element == 26], axis=1).min() < 2.3

@@ -171,26 +171,89 @@ def some_chain(asym_id, atom, candidates=(1, 2, 3)):
     )
 
 
-def test_exchanges_leave_out_chains_that_are_bonded_to_others():
-    """Chains 1 to 3 are copies; in the crop are 1 and 2, and a glycan, 4, on chain 1 or nowhere."""
+def both_ways(*bonds):
+    """Rows of ``Symmetry.bonds``: (asym_id, place, token_index) of both ends."""
+    return np.array(
+        [[list(one), list(other)] for bond in bonds for one, other in (bond, bond[::-1])]
+    ).reshape(-1, 2, 3)
+
+
+def test_exchanges_of_chains_that_are_bonded_to_nothing():
     images = [np.array([[0, 1], [1, 0]]), np.array([[2, 3, 4], [4, 3, 2]]), np.array([[5, 6], [6, 5]])]
-    symmetry = Symmetry(automorphisms=tuple(images), chains=(some_chain(1, 0), some_chain(2, 1)))
-    features = {"asym_id": np.array([1, 1, 2, 4, 4]), "token_bonds": np.zeros((5, 5), bool)}
+    symmetry = Symmetry(
+        automorphisms=tuple(images), chains=(some_chain(1, 0), some_chain(2, 1)), bonds=both_ways()
+    )
+    features, _ = glycoprotein()
+    features["token_bonds"][:] = False
     features["token_bonds"][3, 4] = features["token_bonds"][4, 3] = True  # within the glycan
     found = exchanges(features, symmetry)
     assert [group.tolist() for group in found["orders"]] == [
         [[[0, 1], [1, 0]], [[5, 6], [6, 5]]],
         [[[2, 3, 4], [4, 3, 2]]],
     ]
-    assert [(list(c["atoms"]), list(c["candidates"]), int(c["own"])) for c in found["chains"]] == [
-        ([0], [1, 2, 3], 0),
-        ([1], [1, 2, 3], 1),
-    ]
-    features["token_bonds"][1, 3] = features["token_bonds"][3, 1] = True
-    (free,) = exchanges(features, symmetry)["chains"]
-    assert (list(free["atoms"]), list(free["candidates"]), int(free["own"])) == ([1], [2, 3], 0)
-    assert free["coords"].tolist() == [[[3, 4, 5]], [[6, 7, 8]]]
-    assert free["coords_mask"].tolist() == [[False], [True]]
-    features["token_bonds"][2, 3] = features["token_bonds"][3, 2] = True
-    assert exchanges(features, symmetry)["chains"] == []
+    assert names(found) == [([0], [[1], [2], [3]], 0), ([1], [[1], [2], [3]], 1)]
     assert exchanges(features, None) == {"orders": [], "chains": []}
+
+
+def names(found):
+    return [(c["atoms"].tolist(), c["candidates"].tolist(), int(c["own"])) for c in found["chains"]]
+
+
+def glycoprotein(*bonds):
+    """Chains 1 to 3 are copies, and so are the glycans 4 to 6; in the crop are 1, 2 and 4, which is on 1.
+
+    Returns the features, and the symmetry with this bond (at place 7, by the glycan's first atom) and others.
+    """
+    features = {
+        "asym_id": np.array([1, 1, 2, 4, 4]),
+        "token_index": np.array([3, 8, 13, 31, 32]),
+        "atom_to_token": np.array([0, 2, 3]),
+        "token_bonds": np.zeros((5, 5), bool),
+    }
+    features["token_bonds"][1, 3] = features["token_bonds"][3, 1] = True
+    chains = (some_chain(1, 0), some_chain(2, 1), some_chain(4, 2, candidates=(4, 5, 6)))
+    own = ((1, 7, 8), (4, 0, 31))
+    return features, Symmetry(automorphisms=(), chains=chains, bonds=both_ways(own, *bonds))
+
+
+@pytest.mark.parametrize(
+    ("bonds", "together", "alone"),
+    [
+        # Nowhere else is such a bond: what is bonded keeps its place, and nobody else can have it.
+        ([], None, [[2], [3]]),
+        ([((3, 6, 28), (5, 0, 41))], None, [[2], [3]]),  # at another place of the chain
+        ([((3, 7, 28), (5, 1, 42))], None, [[2], [3]]),  # by another atom of the glycan
+        # The third chain has one of its own, and the second one too.
+        ([((3, 7, 28), (5, 0, 41))], [[1, 4], [3, 5]], [[1], [2], [3]]),
+        (
+            [((3, 7, 28), (5, 0, 41)), ((2, 7, 18), (6, 0, 51))],
+            [[1, 4], [2, 6], [3, 5]],
+            [[1], [2], [3]],
+        ),
+    ],
+)
+def test_bonded_chains_are_exchanged_together(bonds, together, alone):
+    features, symmetry = glycoprotein(*bonds)
+    found = exchanges(features, symmetry)
+    expected = [] if together is None else [([0, 2], together, 0)]
+    assert names(found) == [*expected, ([1], alone, alone.index([2]))]
+    chains, glycans = some_chain(1, 0), some_chain(4, 2, candidates=(4, 5, 6))
+    for exchange in found["chains"][: len(expected)]:
+        for row, (chain, glycan) in enumerate(exchange["candidates"]):
+            assert exchange["coords"][row].tolist() == [
+                *chains.coords[chain - 1].tolist(),
+                *glycans.coords[glycan - 4].tolist(),
+            ]
+            assert exchange["coords_mask"][row].tolist() == [chain != 2, glycan != 5]
+
+
+def test_a_ligand_between_two_copies_stays_where_it_is():
+    """A zinc ion, 4, that two copies hold alike: they may be exchanged around it."""
+    features, symmetry = glycoprotein(((2, 7, 13), (4, 0, 31)))
+    features["token_bonds"][2, 3] = features["token_bonds"][3, 2] = True
+    symmetry = replace(symmetry, chains=symmetry.chains[:2])
+    features |= {"coords": np.full((3, 3), 9.0, np.float32), "coords_mask": np.ones(3, bool)}
+    (found,) = exchanges(features, symmetry)["chains"]
+    assert (found["atoms"].tolist(), found["candidates"].tolist()) == ([0, 1, 2], [[1, 2, 4], [2, 1, 4]])
+    assert found["coords"][:, 2].tolist() == [[9.0] * 3] * 2
+    assert found["coords"][:, :2, 0].tolist() == [[0, 3], [3, 0]]

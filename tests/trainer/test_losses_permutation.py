@@ -76,7 +76,7 @@ class Complex:
         chains = [
             {
                 "atoms": torch.arange(self.starts[place], self.starts[place + 1]),
-                "candidates": torch.arange(len(self.places[entity])) + 100 * entity,
+                "candidates": torch.arange(len(self.places[entity]))[:, None] + 100 * entity,
                 "own": torch.tensor(copy),
                 "coords": torch.from_numpy(np.where(self.masks[entity][..., None], self.places[entity], 0)),
                 "coords_mask": torch.from_numpy(self.masks[entity]),
@@ -136,6 +136,77 @@ def test_no_prediction_is_further_from_the_new_truth_than_from_the_old(seed):
     error = superposed_error(x, coords, mask, case.weights)
     assert error <= case.error(x, case.own) + 1e-9
     assert error >= min(case.error(x, assignment) for assignment in case.assignments()) - 1e-9
+
+
+def held_ligands(whole, lone_chain=True):
+    """A dimer and its two ligands; what a loader says where the bond of the first ligand is in the crop.
+
+    With ``lone_chain`` the second chain and its ligand are single, else the second chain is not in the crop.
+    """
+    lengths = {0: 9, 1: 9, 10: 3, 11: 3}
+    starts = dict(zip(lengths, np.cumsum([0, 9, 9, 3]).tolist(), strict=True))
+    if not lone_chain:
+        lengths.pop(1)
+        starts = {0: 0, 10: 9, 11: 12}
+    copies = {0: (0, 1), 1: (0, 1), 10: (10, 11), 11: (10, 11)}
+
+    def exchange(*ids):
+        candidates = list(zip(*(copies[name] for name in ids), strict=True))
+        atoms = [torch.arange(starts[name], starts[name] + lengths[name]) for name in ids]
+        coords = np.stack([np.concatenate([whole[name] for name in row]) for row in candidates])
+        return {
+            "atoms": torch.cat(atoms),
+            "candidates": torch.tensor(candidates),
+            "own": torch.tensor(candidates.index(ids)),
+            "coords": torch.from_numpy(coords),
+            "coords_mask": torch.ones(coords.shape[:2], dtype=torch.bool),
+        }
+
+    lone = [exchange(name) for name in lengths if name not in (0, 10)]
+    truth = np.concatenate([whole[name] for name in lengths])
+    return truth, {"orders": [], "chains": [exchange(0, 10), *lone]}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("swap", [False, True])
+def test_bonded_chains_leave_each_chain_to_one(seed, swap):
+    """Who takes the second chain and its ligand leaves its own to those two, and to nobody else."""
+    rng = np.random.default_rng(seed)
+    shape = {9: 3 * rng.standard_normal((9, 3)), 3: rng.standard_normal((3, 3))}
+    whole = {name: shape[9] + 15 * rng.standard_normal(3) for name in (0, 1)}
+    whole |= {10 + name: shape[3] + whole[name].mean(0) + 4 for name in (0, 1)}
+    truth, exchanges = held_ligands(whole)
+    order = (1, 0, 11, 10) if swap else (0, 1, 10, 11)
+    aim = np.concatenate([whole[name] for name in order])
+    x = Rotation.random(random_state=rng).apply(aim) + 0.3 * rng.standard_normal(aim.shape) + 7
+    ones = torch.ones(len(x))
+    coords, _ = nearest_truth(torch.from_numpy(x), torch.from_numpy(truth), ones.bool(), ones, exchanges)
+    np.testing.assert_allclose(coords.numpy(), aim)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_single_ligand_beside_a_bonded_one(seed):
+    """Where the ligand is nearest to the bonded one's place, nothing may be left for the bonded chains."""
+    rng = np.random.default_rng(seed)
+    whole = {name: 3 * rng.standard_normal((9, 3)) + 20 * rng.standard_normal(3) for name in (0, 1)}
+    whole |= {10 + name: rng.standard_normal((3, 3)) + whole[name][0] for name in (0, 1)}
+    truth, exchanges = held_ligands(whole, lone_chain=False)
+    other = np.concatenate([whole[1], whole[11], whole[10]])
+    ones = np.ones(len(truth))
+    for chain, *ligands in itertools.product((0, 1), (10, 11), (10, 11)):
+        x = np.concatenate([whole[chain], *(whole[ligand] for ligand in ligands)])
+        x += 0.3 * rng.standard_normal(x.shape)
+        coords, mask = nearest_truth(
+            torch.from_numpy(x),
+            torch.from_numpy(truth),
+            torch.ones(15) > 0,
+            torch.from_numpy(ones),
+            exchanges,
+        )
+        assert any(np.array_equal(coords.numpy(), allowed) for allowed in (truth, other))
+        errors = [superposed_error(x, found, ones > 0, ones) for found in (coords.numpy(), truth)]
+        assert errors[0] <= errors[1] + 1e-9
+        assert mask.all()
 
 
 def test_copies_that_are_equally_near_stay():

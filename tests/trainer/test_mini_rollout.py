@@ -29,7 +29,7 @@ def batch_of(dtype=torch.float32):
     chains = [
         {
             "atoms": torch.arange(chain * K, (chain + 1) * K),
-            "candidates": torch.tensor([1, 2]),
+            "candidates": torch.tensor([[1], [2]]),
             "own": torch.tensor(chain),
             "coords": coords,
             "coords_mask": mask,

@@ -27,14 +27,15 @@ _FEWEST_POINTS: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeableChain:
-    """A chain of the crop and those whose coordinates could be its own.
+    """A chain of the crop, or chains that are bonded to each other, and what could be in its place.
 
-    ``atoms`` [k] indices into the sample's atoms; ``candidates`` [m] names, the same for the same chain
-    everywhere; ``own`` which of them is the chain itself; ``coords`` [m, k, 3]; ``mask`` [m, k] resolved.
+    ``atoms`` [k] indices into the sample's atoms; ``candidates`` [m] the chains that each takes, named the
+    same everywhere; ``own`` which of them is the chain itself; ``coords`` [m, k, 3]; ``mask`` [m, k]
+    resolved.
     """
 
     atoms: Tensor
-    candidates: tuple[int, ...]
+    candidates: tuple[frozenset[int], ...]
     own: int
     coords: Tensor
     mask: Tensor
@@ -44,7 +45,7 @@ class ExchangeableChain:
         """From a loader's arrays."""
         return cls(
             atoms=arrays["atoms"],
-            candidates=tuple(arrays["candidates"].tolist()),
+            candidates=tuple(map(frozenset, arrays["candidates"].tolist())),
             own=int(arrays["own"]),
             coords=arrays["coords"].double(),
             mask=arrays["coords_mask"],
@@ -62,8 +63,8 @@ def nearest_truth(
         mask: which of it is resolved, [A].
         weights: of the atoms in superpositions and errors, [A].
         exchanges: ``orders``: tensors [G, n, k] of n equivalent orders of k atoms of G residues, [:, 0] as
-            they are; ``chains``: of each chain that may be exchanged ``atoms``, ``candidates``, ``own``,
-            ``coords`` and ``coords_mask``, as in :class:`ExchangeableChain`.
+            they are; ``chains``: of each chain that may be exchanged ``atoms``, ``candidates`` [m, c],
+            ``own``, ``coords`` and ``coords_mask``, as in :class:`ExchangeableChain`.
 
     Returns:
         coords [A, 3] and mask [A]; never further from the prediction than those given.
@@ -108,7 +109,8 @@ def _exchange_chains(
     tried = dict.fromkeys([own])  # in order
     pairs = _Pairs(x, chains)
     for motion in islice(_anchors(x, truth, mask, chains), _MOST_ANCHORS):
-        tried[pairs.nearest(motion)] = None
+        if (places := pairs.nearest(motion)) is not None:
+            tried[places] = None
     truths = torch.stack([truth] * len(tried))
     masks = torch.stack([mask] * len(tried))
     for number, places in enumerate(tried):
@@ -136,7 +138,7 @@ def _anchors(
     if fixed.sum() >= _FEWEST_POINTS:
         yield rigid_fit(truth, x, fixed.double())
     ordered = sorted(chains, key=lambda chain: (len(chain.candidates), -len(chain.atoms)))
-    seen: Counter[tuple[int, ...]] = Counter()
+    seen: Counter[tuple[frozenset[int], ...]] = Counter()
     turns = []
     for chain in ordered:
         turns.append(seen[chain.candidates])
@@ -163,16 +165,21 @@ class _Pairs:
         self._here = torch.cat([weight @ x[chain.atoms] for weight, chain in each])
         self._is_empty = torch.cat([~chain.mask.any(dim=1) for chain in chains])
 
-    def nearest(self, motion: RigidMotion) -> tuple[int, ...]:
-        """For each chain its candidate: of all free pairs the nearest again and again."""
+    def nearest(self, motion: RigidMotion) -> tuple[int, ...] | None:
+        """For each chain its candidate: of all free pairs the nearest again and again.
+
+        None where a chain is left without: candidates of several chains may overlap in a part of them.
+        """
         apart = (motion(self._there) - self._here).norm(dim=-1).masked_fill(self._is_empty, torch.inf)
         chosen: dict[int, int] = {}
         taken: set[int] = set()
         for pair in apart.argsort(stable=True).tolist():
             number, place, candidate = self._names[pair]
-            if number not in chosen and candidate not in taken:
+            if number not in chosen and taken.isdisjoint(candidate):
                 chosen[number] = place
-                taken.add(candidate)
+                taken |= candidate
+        if len(chosen) < self._n_chain:
+            return None
         return tuple(chosen[number] for number in range(self._n_chain))
 
 

@@ -21,7 +21,8 @@ def without_terminal_atoms(features: Features, symmetry: Symmetry | None) -> tup
     place = np.cumsum(keep) - 1
     if symmetry is not None:
         orders = (_kept_orders(images, keep) for images in symmetry.automorphisms)
-        symmetry = Symmetry(
+        symmetry = replace(
+            symmetry,
             automorphisms=tuple(place[images] for images in orders if len(images) > 1),
             chains=tuple(
                 replace(

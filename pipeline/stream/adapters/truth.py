@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megafold.pipeline.stream.adapters.arrays import Features, modified
-from megafold.pipeline.stream.symmetry import ChainCandidates, Symmetry
+from megafold.pipeline.stream.symmetry import ChainCandidates, Symmetry, bonded_chains
 
 #: Methods of crops whose chains are near each other, which a chain from elsewhere would not be.
 IN_SPACE: Final = ("spatial", "interface")
@@ -59,8 +59,7 @@ def whole_truth(features: Features, symmetry: Symmetry | None, *, crop_method: s
         symmetry: the sample's; None: no chain can be exchanged.
         crop_method: how the crop was taken, where copies outside one in space are no candidates.
 
-    Chains bonded to other chains in the crop are not exchanged: a sample does not say which copies have such
-    bonds too.
+    Chains bonded to other chains in the crop are not exchanged.
     """
     asym_id = features["asym_id"].astype(np.int64)
     molecules = bonded_chains(features)
@@ -111,17 +110,6 @@ def whole_truth(features: Features, symmetry: Symmetry | None, *, crop_method: s
 def _changes(values: NDArray[Any]) -> NDArray[np.bool_]:
     """[N] True: another value than the one before."""
     return np.concatenate([[True], values[1:] != values[:-1]])
-
-
-def bonded_chains(features: Features) -> dict[int, int]:
-    """For each chain of the crop the lowest asym_id of those it is bonded to, directly or over others."""
-    asym_id = features["asym_id"].astype(np.int64)
-    lowest = {chain: chain for chain in np.unique(asym_id).tolist()}
-    pairs = np.unique(asym_id[np.argwhere(features["token_bonds"])], axis=0).tolist()
-    for one, other in pairs:
-        low, high = sorted((lowest[one], lowest[other]))
-        lowest = {chain: low if found == high else found for chain, found in lowest.items()}
-    return lowest
 
 
 def _exchangeable(
