@@ -2,10 +2,9 @@
 
 Neighbouring residues whose alternates share a letter were modelled together: taking A of one and B of the
 next would tear the bond between them (or the side chains into each other). So the letters of a chain are
-chosen
-together: first as few changes of letter between neighbours as there can be, then the highest mean occupancy,
-then the letter that comes first. For a run of residues that all have the same letters this is: one letter for
-the run, that of the highest mean occupancy, ties to the first.
+chosen together: first as few changes of letter between neighbours as there can be, then the highest mean
+occupancy, then the letter that comes first. For a run of residues that all have the same letters this is: one
+letter for the run, that of the highest mean occupancy, ties to the first.
 """
 
 from collections.abc import Sequence

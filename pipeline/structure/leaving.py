@@ -3,16 +3,13 @@
 The rule, in this order:
 
 1. Within a polymer, an atom that the definition marks as leaving is gone unless the file has coordinates of
-   it or
-   the residue is the terminus at which it stays: the first residue for atoms bonded to phosphorus (OP3), the
-   last for all others (OXT).
+   it or the residue is the terminus at which it stays: the first residue for atoms bonded to phosphorus
+   (OP3), the last for all others (OXT).
 2. At an atom with a bond to another residue (metal coordination does not count) one leaving group goes for
-   each
-   such bond: the marked neighbour and the marked atoms that hang on it, those without coordinates first, then
-   in the definition's order; whether the file has coordinates of it or not (AF3 SI 2.5.4).
+   each such bond: the marked neighbour and the marked atoms that hang on it, those without coordinates first,
+   then in the definition's order; whether the file has coordinates of it or not (AF3 SI 2.5.4).
 3. Where the definition marks none there, a terminal O, N, S or halogen without coordinates at the bonded atom
-   is
-   taken to have left: dictionaries mark incompletely.
+   is taken to have left: dictionaries mark incompletely.
 
 Everywhere else all heavy atoms of the definition stay, unresolved ones masked.
 """

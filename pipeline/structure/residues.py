@@ -37,8 +37,7 @@ def group_residues(sites: AtomSites) -> dict[str, list[SiteResidue]]:
 
     A residue is what shares chain, numbers, insertion code and component; alternates of each other may be of
     different components. Atoms that come round again under the same numbers are the next residue, whose
-    insertion
-    code got lost: residues are never fused.
+    insertion code got lost: residues are never fused.
     """
     if not len(sites):
         return {}

@@ -1,4 +1,4 @@
-"""CASES 1: one consistent conformer."""
+"""Alternate locations: one consistent conformer."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Inputs that broke others (CASES 2 to 7, 12, 13, 29 to 32), each with the right value."""
+"""Inputs that broke others, each with the right value."""
 
 import gzip
 import shutil
@@ -38,7 +38,7 @@ def schiff_base(second_symmetry="1_555"):
     return file
 
 
-def test_case_2_covalent_bond_in_every_copy(tmp_path):
+def test_covalent_bond_in_every_copy(tmp_path):
     made = make(schiff_base().write(tmp_path))
     assert made.labels == ["A", "B", "A", "B"]
     assert made.attributes["chains"]["operator"] == ["1", "1", "2", "2"]
@@ -92,7 +92,7 @@ def test_cases_3_and_30_files_that_are_expanded_already(corpus_dir, path, entry,
 
 
 @pytest.mark.corpus
-def test_case_30_copies_keep_their_names(corpus_dir):
+def test_copies_keep_their_names(corpus_dir):
     made = make(corpus_dir / "more/variants/7lv2-assembly1.cif.gz")
     assert {"A", "A-2"} <= set(made.labels)
     assert made.tables["chains"]["sym_id"].tolist() == list(range(1, 17))
@@ -100,7 +100,7 @@ def test_case_30_copies_keep_their_names(corpus_dir):
 
 
 @pytest.mark.parametrize("label", [("B", "C"), ("X", "X")])
-def test_case_4_ligands_with_one_number_are_not_fused(tmp_path, label):
+def test_ligands_with_one_number_are_not_fused(tmp_path, label):
     file = CifFile().polymer("GLY GLY")
     file.add("GLY", "A", 1).add("GLY", "A", 2, at=(4, 0, 0))
     file.loop("_entity", "id type", "2 non-polymer")
@@ -116,7 +116,7 @@ def test_case_4_ligands_with_one_number_are_not_fused(tmp_path, label):
     assert made.coords[made.atom(2, 1, "FE"), 0] - made.coords[made.atom(1, 1, "FE"), 0] == pytest.approx(30)
 
 
-def test_case_4_residues_without_insertion_codes_are_not_fused(tmp_path):
+def test_residues_without_insertion_codes_are_not_fused(tmp_path):
     file = CifFile()  # no entity, no label_seq_id that counts: 5, 5 (was 5A), 6
     for number, x in ((5, 0), (5, 4), (6, 8)):
         file.add("GLY", "A", number, at=(x, 0, 0), entity="?")
@@ -125,7 +125,7 @@ def test_case_4_residues_without_insertion_codes_are_not_fused(tmp_path):
     assert made.tables["residues"]["label_seq_id"].tolist() == [1, 2, 3]
 
 
-def test_case_5_author_numbers_are_no_positions(tmp_path):
+def test_author_numbers_are_no_positions(tmp_path):
     file = CifFile().polymer("MET GLY ALA SER")
     file.add("ALA", "A", 3, auth=11).add("SER", "A", 4, auth=12, at=(4, 0, 0))
     made = make(file.write(tmp_path))
@@ -139,7 +139,7 @@ def test_case_5_author_numbers_are_no_positions(tmp_path):
     assert made.attributes["entities"][0]["sequence"] == "AS"
 
 
-def test_case_6_modified_residues_are_one_token_an_atom(tmp_path):
+def test_modified_residues_are_one_token_an_atom(tmp_path):
     file = CifFile().polymer("MSE SEP GLY")
     for seq, code in enumerate(("MSE", "SEP", "GLY"), 1):
         file.add(code, "A", seq, at=(6 * seq, 0, 0), group="HETATM")
@@ -151,7 +151,7 @@ def test_case_6_modified_residues_are_one_token_an_atom(tmp_path):
     assert made.attributes["entities"][0]["sequence"] == "MSG"
 
 
-def test_case_7_leaving_atom_is_gone_in_the_bonded_copy_only(tmp_path):
+def test_leaving_atom_is_gone_in_the_bonded_copy_only(tmp_path):
     bonded = make(schiff_base().write(tmp_path))
     assert bonded.codes[3] == "RET"
     assert "O1" not in bonded.names(3)
@@ -167,14 +167,14 @@ def test_case_7_leaving_atom_is_gone_in_the_bonded_copy_only(tmp_path):
 
 
 @pytest.mark.corpus
-def test_case_7_rhodopsin(corpus_dir):
+def test_rhodopsin(corpus_dir):
     made = make(corpus_dir / "more/structures/1u19.cif.gz")
     residue = made.codes.index("RET")
     assert "O1" not in made.names(residue)
     assert sum("RET.C15" in bond[1] and "LYS.NZ" in bond[0] for bond in made.bonds()) == 1
 
 
-def test_case_12_unknown_component_without_bonds(tmp_path):
+def test_unknown_component_without_bonds(tmp_path):
     file = CifFile().polymer("GLY GLY")
     file.add("GLY", "A", 1).add("GLY", "A", 2, at=(4, 0, 0))
     for index in range(3):
@@ -184,7 +184,7 @@ def test_case_12_unknown_component_without_bonds(tmp_path):
     assert error.value.reason == "unknown-component"
 
 
-def test_case_12_unknown_component_with_bonds_in_the_file(tmp_path):
+def test_unknown_component_with_bonds_in_the_file(tmp_path):
     file = CifFile()
     for index in range(3):
         file.atom(f"C{index}", "~QS", "B", ".", (1.5 * index, 0, 0))
@@ -201,7 +201,7 @@ def test_case_12_unknown_component_with_bonds_in_the_file(tmp_path):
     assert made.attributes["component_digests"] == [own.digest]
 
 
-def test_case_13_the_file_wins_over_the_dictionary_namesake(tmp_path):
+def test_the_file_wins_over_the_dictionary_namesake(tmp_path):
     file = CifFile()
     rows = []
     for index in range(40):
@@ -216,7 +216,7 @@ def test_case_13_the_file_wins_over_the_dictionary_namesake(tmp_path):
 
 
 @pytest.mark.corpus
-def test_case_13_names_of_another_dictionary_are_matched_by_bonds(corpus_dir):
+def test_names_of_another_dictionary_are_matched_by_bonds(corpus_dir):
     path = corpus_dir / "structures/1gbt.cif.gz"
     made = make(path)
     residue = made.codes.index("GBS")
@@ -254,7 +254,7 @@ def test_case_13_names_of_another_dictionary_are_matched_by_bonds(corpus_dir):
         ("_database_PDB_rev", "num date date_original", ("1 ? 1984-06-11",), None),
     ],
 )
-def test_case_29_release_dates(tmp_path, category, items, rows, date):
+def test_release_dates(tmp_path, category, items, rows, date):
     file = CifFile().add("HEM", "A").loop(category, items, *rows)
     made = make(file.write(tmp_path))
     assert made.attributes["release_date"] == date
@@ -263,12 +263,12 @@ def test_case_29_release_dates(tmp_path, category, items, rows, date):
 
 @pytest.mark.corpus
 @pytest.mark.parametrize(("entry", "date"), [("4hhb", "1984-07-17"), ("1u19", "2004-10-12"), ("1ad5", None)])
-def test_case_29_legacy_entries(corpus_dir, entry, date):
+def test_legacy_entries(corpus_dir, entry, date):
     assert make(corpus_dir / f"more/structures/{entry}.cif.gz").attributes["release_date"] == date
 
 
 @pytest.mark.corpus
-def test_case_31_ring_without_a_row(corpus_dir):
+def test_ring_without_a_row(corpus_dir):
     made = make(corpus_dir / "more/structures/1sfi.cif.gz")
     rings = [bond for bond in made.bonds() if bond[2] == BondKind.CYCLISATION]
     assert rings == [("1:GLY.N", "1:ASP.C", BondKind.CYCLISATION)]
@@ -278,7 +278,7 @@ def test_case_31_ring_without_a_row(corpus_dir):
 
 @pytest.mark.corpus
 @pytest.mark.parametrize("path", ["more/structures/1ema.cif.gz", "structures/3kcs.cif.gz"])
-def test_case_31_one_residue_for_three_letters(corpus_dir, path):
+def test_one_residue_for_three_letters(corpus_dir, path):
     made = make(corpus_dir / path)
     entity = made.attributes["entities"][0]
     codes = made.codes[: len(entity["components"])]
@@ -292,7 +292,7 @@ def test_case_31_one_residue_for_three_letters(corpus_dir, path):
 
 @pytest.mark.corpus
 @pytest.mark.parametrize("entry", ["3vfj", "1dsr"])
-def test_case_31_all_cross_links(corpus_dir, entry):
+def test_all_cross_links(corpus_dir, entry):
     """Every covalent row that is no bond between neighbours in a chain is a bond of the object."""
     path = corpus_dir / f"more/structures/{entry}.cif.gz"
     structure = gemmi.read_structure(str(path))
@@ -319,7 +319,7 @@ def test_case_31_all_cross_links(corpus_dir, entry):
 
 
 @pytest.mark.corpus
-def test_case_32_no_polymer_at_all(corpus_dir):
+def test_no_polymer_at_all(corpus_dir):
     made = make(corpus_dir / "more/structures/3hya.cif.gz", StructureOptions())
     chains = made.tables["chains"]
     assert set(chains["mol_type"]) == {MolType.LIGAND}
@@ -336,7 +336,7 @@ def test_case_32_no_polymer_at_all(corpus_dir):
     )
 
 
-def test_case_32_odd_but_valid_values(tmp_path):
+def test_odd_but_valid_values(tmp_path):
     """Chain ids of several letters, negative numbers, zero occupancy."""
     file = CifFile().polymer("GLY ALA")
     file.add("GLY", "AAAb", 1, auth=-3, auth_asym="heavy", occ=0.0)
@@ -350,7 +350,7 @@ def test_case_32_odd_but_valid_values(tmp_path):
     assert (made.occupancy[resolved] == 0).all()
 
 
-def test_case_32_unknown_chain_is_counted(tmp_path):
+def test_unknown_chain_is_counted(tmp_path):
     file = CifFile().polymer("UNK UNK UNK UNK").polymer("ALA ALA ALA ALA", entity="2")
     for seq in range(1, 5):
         file.add("UNK", "A", seq, at=(4 * seq, 0, 0)).add("ALA", "B", seq, at=(4 * seq, 30, 0), entity="2")
