@@ -44,7 +44,7 @@ def assert_equal(a, b, where="state"):
 
 
 def test_a_resumed_run_is_bit_equal(tmp_path):
-    """Case 27: stop after step 7, resume, compare step 14."""
+    """Stop after step 7, resume, compare step 14."""
     torch.manual_seed(3)
     random.seed(3)
     whole = make_trainer(tmp_path / "whole", checkpoint_every=7)

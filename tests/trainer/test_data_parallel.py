@@ -94,7 +94,7 @@ def run_ranks(folder):
 
 
 def test_ranks_agree_skip_together_and_resume(tmp_path):
-    """Case 28, and case 27 on two ranks."""
+    """Ranks skip a step together, and a resumed run is bit-equal on two of them."""
     first, second = run_ranks(tmp_path)
     assert first["whole"]["weights"] == second["whole"]["weights"]
     assert first["whole"]["average"] == second["whole"]["average"]

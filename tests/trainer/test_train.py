@@ -201,7 +201,7 @@ def test_sampling_leaves_training_as_it_is(tmp_path):
 
 
 def test_the_network_trains_stops_and_resumes_exactly(tmp_path):
-    """Case 27 with the network itself: dropout, noise and cycles all come back."""
+    """Exact resumption with the network itself: dropout, noise and cycles all come back."""
     config = quick_config(preset="tiny", n_copies=2, learning_rate=1e-3, checkpoint_every=2)
     settings = config.to_dict()
     run_training(type(config).from_dict({**settings, "steps": 4}), make_data(), tmp_path / "whole")
