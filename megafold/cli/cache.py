@@ -400,7 +400,7 @@ def _snapshot(cache: Path | str) -> Any:
     return manifest
 
 
-@command.command()
+@command.command(short_help="One entry of CACHE, or one object.")
 @_cache_argument
 @click.argument("name")
 @_json_option

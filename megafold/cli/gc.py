@@ -10,7 +10,7 @@ from megafold.cli.locations import CacheFolder
 _HOUR_S = 3600.0
 
 
-@click.command()
+@click.command(short_help="Remove objects that nothing needs any more.")
 @click.argument("cache", type=CacheFolder())
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and say what would be removed.")
 @click.option(

@@ -11,7 +11,7 @@ import click
 from megafold.cli.locations import CacheFolder
 
 
-@click.command()
+@click.command(short_help="Copy the snapshot of CACHE to a URL.")
 @click.argument("cache", type=CacheFolder())
 @click.argument("url")
 @click.option("--recheck", is_flag=True, help="Read what is there already, and replace what is damaged.")

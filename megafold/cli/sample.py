@@ -19,7 +19,7 @@ def command() -> None:
     """Look at training samples."""
 
 
-@command.command()
+@command.command(short_help="Draw what a model would see of ENTRY.")
 @click.argument("cache", type=CacheLocation())
 @click.argument("entry")
 @click.option("--index", type=click.IntRange(0), default=0, show_default=True, help="Which of its samples.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 
-@click.command(name="sample-corpus")
+@click.command(name="sample-corpus", short_help="Write a small made-up corpus to try things with.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--entries", type=click.IntRange(1), default=24, show_default=True, help="Entries to write.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same bytes.")

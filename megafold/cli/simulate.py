@@ -12,7 +12,7 @@ _GPUS = [2**power for power in range(11)]
 _TOKENS = 2048
 
 
-@click.command(name="simulate")
+@click.command(name="simulate", short_help="Project steps and longest samples on many GPUs.")
 @click.option(
     "--inputs",
     "name",

@@ -29,7 +29,7 @@ def _worker_numbers(_: click.Context, __: click.Parameter, text: str) -> list[in
     return list(dict.fromkeys(int(part) for part in parts))
 
 
-@command.command()
+@command.command(short_help="Samples a second, and what one costs.")
 @click.argument("cache", type=CacheLocation())
 @click.option(
     "--workers",

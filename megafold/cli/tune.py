@@ -22,7 +22,7 @@ FAMILIES = (
 _MOST_WORKERS = 8
 
 
-@click.command(name="tune")
+@click.command(name="tune", short_help="Measure and keep the Triton kernels' tiles here.")
 @click.option(
     "--kernels", multiple=True, type=click.Choice(FAMILIES), help="Which to tune; repeatable. Default: all."
 )
