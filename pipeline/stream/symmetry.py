@@ -21,6 +21,9 @@ from megafold.pipeline.stream.memory import Recent
 #: Volume that three bonds span below which their centre has no handedness, Å³; tetrahedra have 2 or more.
 _FLAT: Final = 0.5
 
+#: The one closer to CD (AF3 SI 2.1; the featurizer sees to it), which NH2 must not be taken for.
+_ARGININE_NITROGEN: Final = "NH1"
+
 #: Equivalent orders of residues' atoms by component and the atoms of it that are there.
 KnownOrders = Recent[NDArray[np.int64]]
 
@@ -67,8 +70,9 @@ def residue_automorphisms(
     Only automorphisms count that map the atoms which are there (a crop and bonds take some away) onto
     themselves. In chains of residues they must keep every centre's handedness, too: there, atoms such as
     valine's methyls or a phosphate's oxygens are named by it, and a model is to learn the names; a sulphate's
-    names mean nothing. Residues with one order alone are left out. ``known`` keeps what has been found: most
-    residues are like others before.
+    names mean nothing. Nor may an arginine's nitrogens be exchanged, of which NH1 is the one closer to CD.
+    Residues with one order alone are left out. ``known`` keeps what has been found: most residues are like
+    others before.
     """
     residue = view.residue[view.atom_to_token]
     starts = np.flatnonzero(np.diff(residue, prepend=-1))
@@ -92,6 +96,9 @@ def _orders(
     automorphisms = component.automorphisms
     if by_handedness and len(automorphisms) > 1:
         automorphisms = automorphisms[_keep_handedness(component)]
+    if by_handedness and key == "ARG":
+        nitrogen = component.atom_names.index(_ARGININE_NITROGEN)
+        automorphisms = automorphisms[automorphisms[:, component.heavy_atoms == nitrogen][:, 0] == nitrogen]
     if len(automorphisms) < 2:
         return np.empty((0, 0), np.int64)
     place = np.full(int(max(automorphisms.max(), here.max())) + 1, -1)

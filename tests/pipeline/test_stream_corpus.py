@@ -261,7 +261,6 @@ AMBIGUOUS = {
     "GLU": {("OE1", "OE2")},
     "PHE": {("CD1", "CD2"), ("CE1", "CE2")},
     "TYR": {("CD1", "CD2"), ("CE1", "CE2")},
-    "ARG": {("NH1", "NH2")},
 }
 
 
