@@ -114,7 +114,9 @@ def read_cif(path: Path) -> list[Block]:
     try:
         # gemmi's own reader looks at no check sum where a damaged file gives more text than it should.
         text = gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
-        return [_text_block(block) for block in gemmi.cif.read_string(text)]
+        # Titles are all that is not ASCII, and no reason to refuse a file, whatever encoding they are in.
+        document = gemmi.cif.read_string(text if text.isascii() else text.decode("utf-8-sig", "replace"))
+        return [_text_block(block) for block in document]
     except (OSError, EOFError, zlib.error, ValueError, RuntimeError) as error:
         raise _invalid(path, error) from error
 

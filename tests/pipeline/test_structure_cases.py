@@ -442,6 +442,15 @@ def test_remains_of_a_download(tmp_path, name, data, reason):
     assert error.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("encoding", "title"), [("utf-8", "2 Å"), ("utf-8-sig", "2 Å"), ("latin-1", "2 \ufffd")]
+)
+def test_titles_in_any_encoding(tmp_path, encoding, title):
+    path = CifFile().polymer("GLY").add("GLY", "A", 1).write(tmp_path)
+    path.write_text(path.read_text() + "_struct.title '2 Å'\n", encoding)
+    assert make(path).attributes["title"] == title
+
+
 @pytest.mark.parametrize("name", ["1ABC.CIF", "1ABC.CIF.GZ", "1ABC.BCIF", "1ABC.BCIF.GZ"])
 def test_names_in_capitals(tmp_path, name):
     file = CifFile().polymer("GLY").add("GLY", "A", 1).write(tmp_path)
