@@ -199,7 +199,9 @@ class Stream:
         state = self._opened()
         groups = candidate_chains(view)
         copies = np.unique(np.concatenate([np.empty(0, np.int64), *groups.values()]))
-        atoms = np.union1d(view.atoms, chain_atoms(view.entry, copies))
+        alone = view.atoms[~np.isin(view.chain, copies)[view.atom_to_token]]
+        # Stable: two ascending runs are merged, which a million atoms of a capsid need not be sorted for.
+        atoms = np.sort(np.concatenate([alone, chain_atoms(view.entry, copies)]), kind="stable")
         read = self.open(row.structure).read({"atoms": (slice(0, 1), atoms), "atom_coords": (atoms,)})
         component_atom, coords = read["atoms"][0], read["atom_coords"]
         own = np.searchsorted(atoms, view.atoms)
@@ -208,9 +210,7 @@ class Stream:
         )
         return Symmetry(
             automorphisms=residue_automorphisms(view, state.library, component_atom[own], state.orders),
-            chains=chain_candidates(
-                view, groups, atoms, component_atom, frame.apply(coords).astype(np.float32)
-            ),
+            chains=chain_candidates(view, groups, atoms, component_atom, coords, frame),
             bonds=chain_bonds(view.entry),
         )
 

@@ -16,6 +16,7 @@ from megafold.pipeline.chemistry.library import ComponentLibrary, LibraryCompone
 from megafold.pipeline.schema import MolType
 from megafold.pipeline.stream.crop_view import CropView
 from megafold.pipeline.stream.entry import EntryTables, present, ranges
+from megafold.pipeline.stream.labels import Frame
 from megafold.pipeline.stream.memory import Recent
 
 #: Volume that three bonds span below which their centre has no handedness, Å³; tetrahedra have 2 or more.
@@ -299,6 +300,7 @@ def chain_candidates(
     atoms: NDArray[np.int64],
     component_atom: NDArray[np.int32],
     coords: NDArray[np.float32],
+    frame: Frame,
 ) -> tuple[ChainCandidates, ...]:
     """Candidates of every chain in ``groups``.
 
@@ -307,7 +309,8 @@ def chain_candidates(
         groups: as :func:`candidate_chains` gives them.
         atoms: ascending indices into the entry's atoms: all atoms of all chains in ``groups``.
         component_atom: [len(atoms)] their indices within their components.
-        coords: [len(atoms), 3] their coordinates in the sample's frame, NaN where unresolved.
+        coords: [len(atoms), 3] their coordinates in the entry, NaN where unresolved.
+        frame: the sample's.
     """
     entry = view.entry
     residue = _residue_of_atoms(entry, atoms)
@@ -316,6 +319,8 @@ def chain_candidates(
     stride = int(component_atom.max(initial=0)) + 1
     # Copies correspond by (position in the chain, atom of the component): they may lack different atoms.
     keys = (residue - first_residue[chain]) * stride + component_atom
+    starts = np.searchsorted(chain, np.arange(len(first_residue)))
+    ends = np.searchsorted(chain, np.arange(len(first_residue)), side="right")
     crop_chain = view.chain[view.atom_to_token]
     found = []
     for own, group in groups.items():
@@ -323,8 +328,7 @@ def chain_candidates(
         wanted = keys[np.searchsorted(atoms, view.atoms[mine])]
         positions = np.full((len(group), len(mine), 3), np.nan, np.float32)
         for place, candidate in enumerate(group):
-            theirs = np.flatnonzero(chain == candidate)
-            order = theirs[np.argsort(keys[theirs], kind="stable")]
+            order = starts[candidate] + np.argsort(keys[starts[candidate] : ends[candidate]], kind="stable")
             at = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
             same = keys[order[at]] == wanted
             positions[place, same] = coords[order[at[same]]]
@@ -335,7 +339,7 @@ def chain_candidates(
                 atoms=mine,
                 places=wanted,
                 candidate_asym_id=entry.chains["asym_id"][group].astype(np.int64),
-                coords=np.where(mask[:, :, None], positions, np.float32(0)),
+                coords=np.where(mask[:, :, None], frame.apply(positions), 0).astype(np.float32),
                 coords_mask=mask,
             )
         )
