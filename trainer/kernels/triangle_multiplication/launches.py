@@ -19,10 +19,10 @@ from megafold.trainer.ops.triangle import TriangleMultiplicationWeights
 PAD: Final = 8
 #: Rows of a matrix that a program prepares.
 _RUN: Final = 8
-#: Rows of the matrices that a program finishes, and how many parts it adds at a time.
-FINISHED: Final = {"ROWS": 1, "BLOCK": 64}
+#: Rows of the matrices that a program of one warp finishes, and how many parts it adds at a time.
+FINISHED: Final = {"ROWS": 1, "BLOCK": 32}
 #: Columns of the norms' gradients that a program finishes, and how many shares it adds at a time.
-_SUMMED: Final = {"COLUMNS": 16, "BLOCK": 128}
+_SUMMED: Final = {"COLUMNS": 8, "BLOCK": 128}
 #: Programs at a time in the interpreter, where there are no multiprocessors to fill.
 _FEW: Final = 3
 
@@ -258,7 +258,7 @@ class Call:
         """``finish_kernel``."""
         constants = {"Z": self.z, "C": self.c, **FINISHED}
         programs = (4 * self.c + 2 * self.z) // FINISHED["ROWS"]
-        return Launch(kernel.finish_kernel, programs, self.parts, constants, {})
+        return Launch(kernel.finish_kernel, programs, self.parts, constants, {"num_warps": 1})
 
     @cached_property
     def sum_shares(self) -> Launch:
