@@ -654,7 +654,7 @@ SAMPLE: Final[tuple[Feature, ...]] = (
         group="token",
         dtype="bool",
         axes=("N_token", "N_token"),
-        doc="bonds within and to ligands and modified residues; symmetric",
+        doc="covalent bonds within and to ligands and modified residues; symmetric",
     ),
     *_features(
         "reference",

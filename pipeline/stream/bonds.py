@@ -6,13 +6,13 @@ atomised one: atoms of ligands, ions and glycans, and of modified residues, whic
 ligand's. That gives
 
 - the bonds of a component's definition, for atomised residues;
-- the structure's own bonds (``bonds`` table): ligand to polymer, glycosidic, metal, cyclisation;
+- the structure's own bonds (``bonds`` table): ligand to polymer, glycosidic, cyclisation;
 - the backbone bond between neighbours in a polymer where one of the two is atomised. Without it nothing
   would say that a modified residue's atoms belong in the chain.
 
-Bonds between two standard residues (disulfides, ring closures) are left out: they would tell the model
-what it has to predict. The 2.4 Å limit applies to bonds between residues whose atoms are both resolved;
-a definition's bonds hold whatever the model built.
+Bonds between two standard residues (disulfides, ring closures) and metal coordination are left out, as in
+AlphaFold 3's published code: they would tell the model what it has to predict. The 2.4 Å limit applies to
+bonds between residues whose atoms are both resolved; a definition's bonds hold whatever the model built.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megafold.pipeline.chemistry.library import ComponentLibrary
-from megafold.pipeline.schema import MolType
+from megafold.pipeline.schema import BondKind, MolType
 from megafold.pipeline.stream.crop_view import CropView
 from megafold.pipeline.stream.entry import ranges
 from megafold.pipeline.stream.reference import name_code, name_codes
@@ -93,8 +93,9 @@ def _component_bonds(view: CropView, library: ComponentLibrary, library_atom: ND
 
 
 def _structure_bonds(view: CropView) -> Pairs:
-    """[2, n] crop atoms that the structure's own bonds join."""
-    pairs = view.crop_atom(np.stack([view.entry.bonds["atom_i"], view.entry.bonds["atom_j"]]))
+    """[2, n] crop atoms that the structure's own bonds join; metal coordination does not."""
+    bonds = view.entry.bonds
+    pairs = view.crop_atom(np.stack([bonds["atom_i"], bonds["atom_j"]])[:, bonds["kind"] != BondKind.METAL])
     return pairs[:, (pairs >= 0).all(axis=0)]
 
 

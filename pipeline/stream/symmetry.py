@@ -138,8 +138,8 @@ def _identity_first(images: NDArray[np.int64]) -> NDArray[np.int64]:
 def exchanges(features: Mapping[str, NDArray[Any]], symmetry: Symmetry | None) -> dict[str, Any]:
     """A sample's exchanges as plain arrays, for a loss that knows nothing of the pipeline.
 
-    Chains of the crop that are bonded to each other (a protein and its haem or glycan) are exchanged
-    together, for copies that are bonded alike in the entry; where there are none they keep their places.
+    Chains of the crop that are bonded to each other (a protein and its glycan) are exchanged together, for
+    copies that are bonded alike in the entry; where there are none they keep their places.
 
     Returns:
         ``orders``: arrays [G, n, k] of G residues each, which have n equivalent orders of k atoms: indices

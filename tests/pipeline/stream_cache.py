@@ -11,7 +11,7 @@ from megafold.pipeline import schema
 from megafold.pipeline.builder.recipes import VERSIONS
 from megafold.pipeline.content import make_content
 from megafold.pipeline.manifest import manifest_from_rows
-from megafold.pipeline.schema import MolType
+from megafold.pipeline.schema import BondKind, MolType
 
 BACKBONE = "N CA C O"
 NUCLEOTIDE = "OP3 P OP1 OP2 O5' C5' C4' O4' C3' O3' C2' O2' C1' N1 C2 O2 N3 C4 O4 C5 C6"
@@ -111,7 +111,8 @@ class Chain:
 def structure(entry, chains, bonds=(), interfaces=(), release_date="2020-01-01"):
     """A structure object. Residues lie 3.8 Å apart along x, their atoms 0.1 Å apart along y.
 
-    ``bonds`` are pairs of (chain, residue, atom name); ``interfaces`` pairs of chains.
+    ``bonds`` are pairs of (chain, residue, atom name), behind which a BondKind may stand; ``interfaces``
+    pairs of chains.
     """
     keys = sorted({code for chain in chains for code in chain.codes})
     tables: dict[str, list[Any]] = {name: [] for name in ("chains", "residues", "tokens", "atoms")}
@@ -157,7 +158,7 @@ def structure(entry, chains, bonds=(), interfaces=(), release_date="2020-01-01")
         now = [len(tables[name]) for name in ("residues", "tokens", "atoms")]
         spans = [value for start, end in zip(starts, now, strict=True) for value in (start, end - start)]
         tables["chains"].append((c + 1, chain.entity, chain.sym, chain.mol_type, *spans, 0))
-    pairs = [sorted((where[a], where[b])) for a, b in bonds]
+    rows = [(*sorted((where[a], where[b])), 1, *(kind or [BondKind.COVALENT])) for a, b, *kind in bonds]
     coords = np.array(coords, np.float32)
     occupancy_b = np.stack([np.ones(len(coords)), 10 + np.arange(len(coords))], axis=1).astype(np.float32)
     occupancy_b[np.isnan(coords[:, 0])] = np.nan
@@ -165,7 +166,7 @@ def structure(entry, chains, bonds=(), interfaces=(), release_date="2020-01-01")
         "token_center": np.array(centers, np.float32),
         "atom_coords": coords,
         "atom_occupancy_b": occupancy_b,
-        "bonds": np.array([(*pair, 1, 0) for pair in pairs], np.int32).reshape(-1, 4).T.copy(),
+        "bonds": np.array(rows, np.int32).reshape(-1, 4).T.copy(),
         "interfaces": np.array(interfaces, np.int32).reshape(-1, 2).T.copy(),
     }
     entities = {chain.entity: chain for chain in chains}

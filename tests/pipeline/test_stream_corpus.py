@@ -31,8 +31,9 @@ from megafold.pipeline.template import TemplateStructures, featurize_templates
 
 pytestmark = pytest.mark.corpus
 
-#: Haemoglobin with haems; two deep alignments; an antibody with glycans; a polymerase with DNA; NMR models.
-ENTRIES = ("2hhb", "7zzx", "5zyh", "1igt", "5ugo", "1lcd")
+#: Haemoglobin with haems; two deep alignments; an antibody with glycans; a polymerase with DNA; NMR models;
+#: two antibody fragments with a glycan each.
+ENTRIES = ("2hhb", "7zzx", "5zyh", "1igt", "5ugo", "1lcd", "6mub")
 
 
 def featurize_entry(store, corpus, entry, dictionary, components):
@@ -315,22 +316,25 @@ def test_copies_of_a_chain_superpose_and_equivalent_atoms_are_alike(cache):
     assert rings
 
 
-def test_a_haem_goes_where_its_chain_goes(cache):
-    """Two pairs of equal chains with a haem each; its iron lies 2.0 to 2.3 Å from a histidine's nitrogen."""
-    stream = stream_of(cache, "2hhb", crop=CropConfig(tokens=746, atoms=6000))
+def test_bonded_sugars_go_together(cache):
+    """Two glycans whose file has a chain for each of their five sugars, which are 1.3 to 1.6 Å apart."""
+    stream = stream_of(cache, "6mub", crop=CropConfig(tokens=990, atoms=8000))
     features = stream.sample(0).features
     found = exchanges(features, stream.symmetry(0))["chains"]
-    labels = stream.entry(row_of(stream)).chains
-    held = [
-        sorted("".join(labels[asym_id - 1].label_asym_id for asym_id in ids) for ids in chain["candidates"])
-        for chain in found
-    ]
-    assert held == 2 * [["AE", "CH"], ["BG", "DJ"]]
-    for chain in found:
-        element = features["ref_element"][chain["atoms"]]
-        assert chain["coords_mask"].all()
+    glycans = [chain for chain in found if chain["candidates"].shape[1] > 1]
+    assert [chain["candidates"].shape for chain in glycans] == [(2, 5), (2, 5)]
+    assert {tuple(sorted(ids)) for ids in glycans[0]["candidates"].tolist()} == {
+        tuple(sorted(ids)) for ids in glycans[1]["candidates"].tolist()
+    }
+    atom_of_token = features["center_atom"]
+    for chain in glycans:
+        place = {atom: row for row, atom in enumerate(chain["atoms"].tolist())}
+        pairs = [
+            (place[int(atom_of_token[i])], place[int(atom_of_token[j])])
+            for i, j in np.argwhere(np.triu(features["token_bonds"]))
+            if features["asym_id"][i] != features["asym_id"][j] and atom_of_token[i] in place
+        ]
+        assert len(pairs) == 4
         for coords in chain["coords"]:
-            nitrogen = coords[
-                (element == 7) & ~features["is_ligand"][features["atom_to_token"][chain["atoms"]]]
-            ]
-            assert 1.9 < np.linalg.norm(nitrogen - coords[element == 26], axis=1).min() < 2.3
+            lengths = [np.linalg.norm(coords[i] - coords[j]) for i, j in pairs]
+            assert 1.3 < min(lengths) < max(lengths) < 1.6

@@ -10,7 +10,7 @@ from megafold.cache_store import Digest, LocalStore, MissingObject
 from megafold.pipeline import schema
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.manifest import manifest_from_rows
-from megafold.pipeline.schema import MolType
+from megafold.pipeline.schema import BondKind, MolType
 from megafold.pipeline.stream import (
     CropConfig,
     MsaConfig,
@@ -196,6 +196,16 @@ def test_token_bonds_by_hand(cache):
     # Left out: N-ZN and the links between residues 3.8 Å apart are over 2.4 Å long; CB-CA joins two
     # standard residues.
     assert bonds == expected
+
+
+def test_metal_coordination_is_no_bond(tmp_path):
+    # AlphaFold 3's published code takes rows of `struct_conn` that say `covale`, and of these no others.
+    chains = [Chain(["ALA", "LYS"]), Chain(["ZN"], MolType.LIGAND, entity=2, origin=(3.8, 2, 0))]
+    ends = (0, 1, "NZ"), (1, 0, "ZN")
+    for name, kind in (("metal", BondKind.METAL), ("covalent", BondKind.COVALENT)):
+        fake.publish(tmp_path / name, [(fake.structure("1abc", chains, [(*ends, kind)]), chains, "")])
+        features = Stream(tmp_path / name, config()).sample(0).features
+        assert features["token_bonds"].sum() == 2 * (kind == BondKind.COVALENT)
 
 
 def test_backbone_bonds_are_kept_where_atoms_touch_or_are_unresolved(tmp_path):
