@@ -156,9 +156,13 @@ def multiplication_pointers(itemsize: int) -> dict[str, str]:
 
 
 def _multiplication_source(role: str, tile: Any, itemsize: int, channels: int, even: bool) -> Source:
-    block = channels // 2 if tile.held else min(tile.channels, channels)
+    block, held = min(tile.channels, channels), tile.held
+    if held and role == "project":
+        block = channels // 2
+    elif held:
+        held = channels == 4 * block
     constants = {
-        "HELD": tile.held, "FETCH": tile.fetch, "Z": channels, "C": channels, "C2": 2 * channels,
+        "HELD": held, "FETCH": tile.fetch, "Z": channels, "C": channels, "C2": 2 * channels,
         "WIDTH": channels, "ROWS": tile.rows,
         "BLOCK": block, "GATE_BLOCK": block, "EVEN": even, "PRECISION": "ieee", "KEEP": True,
         "DROPPED": 1, "RESIDUAL": True, "WHOLE": even, "eps": None,

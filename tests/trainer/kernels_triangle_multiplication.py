@@ -129,6 +129,20 @@ def test_matrices_that_stay_in_shared_memory(n, dtype, monkeypatch):
     assert_as_exact_as_eager(make_case((1, n, 16, 32), dtype), ("z", "gate"))
 
 
+@pytest.mark.parametrize(
+    ("n", "width", "dtype", "dropped"),
+    [(7, 128, HALF, None), (16, 128, HALF, 1), (13, 128, HALF, 2), (13, 64, torch.float32, 2)],
+)
+def test_output_gradient_whose_matrices_stay_in_shared_memory(n, width, dtype, dropped, monkeypatch):
+    """Dealt and not; blocks within a line or not; with padding and without."""
+    use_tile(monkeypatch, Tile(16 if n == 16 else 64, width // 4, 4, 1, held=True, fetch=True))
+    ending = {}
+    if dropped is not None:
+        shape = (1, 1, n, width) if dropped == 1 else (1, n, 1, width)
+        ending["keep"] = (torch.rand(shape, device=DEVICE) > 0.25).to(dtype) / 0.75
+    assert_as_exact_as_eager(make_case((1, n, width, 32), dtype), ("z", "output", "gate"), **ending)
+
+
 @needs_gpu  # it takes the interpreter minutes
 @pytest.mark.parametrize("n", [1, 2, 31, 64, 77, 128, 200, 299])
 @pytest.mark.parametrize("channels", [(128, 128), (64, 128), (64, 64), (32, 32)])

@@ -12,6 +12,8 @@ All of it is no more than another order of a tensor's elements, so results are t
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
 
 @triton.jit
 def dealt(n, DEAL: tl.constexpr = True):
@@ -66,7 +68,45 @@ def gathered_columns(ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEAL: tl.constex
 
 
 @triton.jit
+def paired(m, PAIR: tl.constexpr = True):
+    """The position whose row is ``m``, if rows g and g + 8 of every sixteen are to be neighbours.
+
+    A thread then has two neighbours of a column, and eight threads have 16: a tile goes to where its columns
+    are rows, by 4 bytes of a thread and 32 in a piece.
+    """
+    if PAIR:
+        m = m // 16 * 16 + m % 8 * 2 + m // 8 % 2
+    return m
+
+
+@triton.jit
 def pinned(tile, dtype: tl.constexpr):
     """The float32 tile, which a product with zeros makes the compiler lay out as the matrix units do."""
     left = tl.zeros([tile.shape[0], 16], dtype)
     return tl.dot(left, tl.zeros([16, tile.shape[1]], dtype), tile)
+
+
+@triton.jit
+def in_registers(tile):
+    """The tile, of 2 bytes, as a left operand that products take from registers: NVIDIA GPUs alone.
+
+    Of what is loaded they would take it from shared memory, once for each tile of the right operand.
+    """
+    if INTERPRETED or tile.dtype.primitive_bitwidth != 16:
+        return tile
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [tile], dtype=tile.dtype, is_pure=True, pack=2
+        )
+
+
+@triton.jit
+def opaque(number, other):
+    """``number``, which 32 bits hold, of which the compiler thinks that it depends on ``other``."""
+    if INTERPRETED:
+        return number
+    else:
+        numbers = [tl.cast(number, tl.int32), tl.cast(other, tl.int32)]
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r,r", numbers, dtype=tl.int32, is_pure=True, pack=1
+        )

@@ -38,6 +38,9 @@ from megafold.trainer.kernels.dealing import (
     gathered,
     gathered_columns,
     gathered_rows,
+    in_registers,
+    opaque,
+    paired,
     pinned,
     scattered,
 )
@@ -60,6 +63,8 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 # Numbers that Triton shall not compile variants for.
 _SIZES = ["N", "NP", "Q"]
 _COUNTS = ["Q", "blocks", "parts"]
+# Below what Q is: branches on it are always taken, which the compiler does not know.
+_NONE = tl.constexpr(-1)
 
 
 @triton.jit
@@ -169,11 +174,11 @@ def _load_keep(
 @triton.jit
 def _load_positions(
     base, first, channels, R, WIDTH: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
-    AGAIN: tl.constexpr = False,
+    AGAIN: tl.constexpr = False, PAIR: tl.constexpr = False,
 ):  # fmt: skip
-    """[ROWS, channels] of a tensor [R, WIDTH]; AGAIN: for the last time."""
+    """[ROWS, channels] of a tensor [R, WIDTH]; AGAIN: for the last time; PAIR: its rows paired."""
     POLICY: tl.constexpr = "evict_first" if AGAIN else ""
-    local = tl.arange(0, ROWS)
+    local = paired(tl.arange(0, ROWS), PAIR)
     pointers = (base + first * WIDTH) + (local[:, None] * WIDTH + channels[None, :])
     if EVEN:
         tile = tl.load(pointers, eviction_policy=POLICY)
@@ -251,9 +256,30 @@ def _store_dealt_channels(base, value, first, start, R, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _load_factors(factors, first, R, ROWS: tl.constexpr, EVEN: tl.constexpr):
-    """Those of a block's positions, of [R]."""
-    local = tl.arange(0, ROWS)
+def _store_paired_channels(base, value, first, block, Q, EVEN: tl.constexpr):
+    """``value`` [positions, channels], its rows paired, to [channels, R], for each ``block`` of a loop."""
+    ROWS: tl.constexpr = value.shape[0]
+    CHANNELS: tl.constexpr = value.shape[1]
+    # Else the offsets of all channels, which the loop does not change, would be kept in registers.
+    R = opaque(Q, block) * 64
+    value = tl.reshape(value.to(base.dtype.element_ty), [ROWS // 16, 2, 8, CHANNELS // 8, 4, 2])
+    value = tl.reshape(tl.permute(value, (3, 5, 0, 2, 4, 1)), [CHANNELS * ROWS // 2, 2])
+    m = tl.arange(0, CHANNELS * ROWS // 2)
+    channel = m // (4 * ROWS) * 8 + m % 4 * 2 + m // (2 * ROWS) % 2
+    local = (m // 32 % (ROWS // 16) * 16 + m // 4 % 8 * 2)[:, None] + tl.arange(0, 2)[None, :]
+    pointers = (base + first) + (channel.to(tl.int64) * R)[:, None] + local
+    if EVEN:
+        tl.store(pointers, value)
+    else:
+        tl.store(pointers, value, mask=local < Q * 64 - first)
+
+
+@triton.jit
+def _load_factors(
+    factors, first, R, ROWS: tl.constexpr, EVEN: tl.constexpr, PAIR: tl.constexpr = False
+):  # fmt: skip
+    """Those of a block's positions, of [R]; PAIR: paired."""
+    local = paired(tl.arange(0, ROWS), PAIR)
     if EVEN:
         factor = tl.load(factors + first + local)
     else:
@@ -494,52 +520,140 @@ def output_kernel(
         _store_rows(out, result, first, rows, row, present, channels, Z, EVEN)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit
+def _output_matrices(
+    gate_matrix, closing, start, Z: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, DEAL: tl.constexpr
+):  # fmt: skip
+    """BLOCK rows of the gate's matrix and of output's, from ``start`` on."""
+    n = start + dealt(tl.arange(0, BLOCK), DEAL)
+    opening = tl.load(gate_matrix + n[:, None] * Z + tl.arange(0, Z)[None, :])
+    return opening, tl.load(closing + n[:, None] * C + tl.arange(0, C)[None, :])
+
+
+@triton.jit
+def _output_gradient(
+    normal, tile, dtile, opening, matrix, grad, keep, gate_offsets, offsets, dgate, dvalue, first, local, row,
+    start, N, Q, Z: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DROPPED: tl.constexpr,
+    WHOLE: tl.constexpr, HELD: tl.constexpr, DEAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK channels from ``start`` on: dgate and dvalue, and ``dtile`` with what comes through them."""
+    R = Q * 64
+    dtype = tile.dtype
+    n, channels = start + dealt(tl.arange(0, BLOCK), DEAL), start + tl.arange(0, BLOCK)
+    if HELD:
+        # In branches, which the compiler puts first: what the loop loads elsewhere is copied to shared memory
+        # ahead of time, and too little is left for another program.
+        gate_shift, shift = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+        if _NONE - start < Q:
+            gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
+    else:
+        gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
+    grad = grad.to(tl.float32)
+    if DROPPED > 0:
+        kept = _load_keep(keep, first, local, row, channels, N, Z, DROPPED, WHOLE)
+    gate = product_t(normal, opening, PRECISION)
+    value = product_t(tile, matrix, PRECISION)
+    gate = _open(_shifted(gate, gate_shift[None, :]), dtype == tl.float32)
+    if DROPPED > 0:
+        grad *= kept.to(tl.float32)
+    grad = scattered(grad, ROWS, DEAL) * gate
+    dtile = add_product(dtile, grad.to(dtype), matrix, PRECISION)
+    opened = gathered(grad.to(dtype), DEAL)
+    _store_positions(dvalue, opened, first, local, channels, R, Z, EVEN)
+    grad *= _shifted(value, shift[None, :]) * (gate * LN2 - LN2)
+    grad = gathered(grad.to(dtype), DEAL)
+    _store_positions(dgate, grad, first, local, channels, R, Z, EVEN)
+    return dtile
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "blocks"])
 def output_gradient_kernel(
     standard, summed, dout, keep, gate_matrix, closing, gate_offsets, offsets, factors, dx, dgate, dvalue,
-    N, NP, Q, Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    DROPPED: tl.constexpr, WHOLE: tl.constexpr, FETCH: tl.constexpr, EVEN: tl.constexpr,
+    N, NP, Q, blocks, Z: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DROPPED: tl.constexpr, WHOLE: tl.constexpr, HELD: tl.constexpr, FETCH: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx [C, R] of one block; dgate and dvalue [R, Z], gradients of the gate's product and of output's."""
+    """dx [C, R]; dgate and dvalue [R, Z], gradients of the gate's product and of output's.
+
+    HELD: a program goes through many of all blocks, whose tensors are copied to shared memory one block
+    ahead, and the matrices stay there, as four tiles of BLOCK channels. Else it has one block.
+    """
     R = Q * 64
     dtype = summed.dtype.element_ty
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    k, c = tl.arange(0, Z), tl.arange(0, C)
+    program = tl.program_id(0)
+    first = program.to(tl.int64) * ROWS
+    k, c, n, every = tl.arange(0, Z), tl.arange(0, C), tl.arange(0, BLOCK), tl.arange(0, ROWS)
     DEAL: tl.constexpr = BLOCK == 32 and dtype.primitive_bitwidth == 16
-    local = gathered_rows(ROWS, 1, DEAL)
-    row, present = _positions(first, N, NP, R, local, EVEN)
-    if FETCH:
-        fetch_rows(dout, row, Z)
-    normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
-    tile = _load_positions(summed, first, c, R, C, ROWS, EVEN)
-    dtile = tl.zeros([ROWS, C], tl.float32)
-    for start in range(0, Z, BLOCK):
-        n, channels = start + dealt(tl.arange(0, BLOCK), DEAL), start + tl.arange(0, BLOCK)
-        opening = tl.load(gate_matrix + n[:, None] * Z + k[None, :])
-        matrix = tl.load(closing + n[:, None] * C + c[None, :])
-        gate_shift, shift = tl.load(gate_offsets + n), tl.load(offsets + n)
-        grad = _load_rows(dout, first, local, row, present, channels, Z, EVEN).to(tl.float32)
-        if DROPPED > 0:
-            kept = _load_keep(keep, first, local, row, channels, N, Z, DROPPED, WHOLE)
-        gate = product_t(normal, opening, PRECISION)
-        value = product_t(tile, matrix, PRECISION)
-        gate = _open(_shifted(gate, gate_shift[None, :]), dtype == tl.float32)
-        if DROPPED > 0:
-            grad *= kept.to(tl.float32)
-        grad = scattered(grad, ROWS, DEAL) * gate
-        dtile = add_product(dtile, grad.to(dtype), matrix, PRECISION)
-        opened = gathered(grad.to(dtype), DEAL)
-        _store_positions(dvalue, opened, first, local, channels, R, Z, EVEN)
-        grad *= _shifted(value, shift[None, :]) * (gate * LN2 - LN2)
-        grad = gathered(grad.to(dtype), DEAL)
-        _store_positions(dgate, grad, first, local, channels, R, Z, EVEN)
-    # Read again and not kept: the registers are wanted above, and the cache still has it.
-    tile = _load_positions(summed, first, c, R, C, ROWS, EVEN).to(tl.float32)
-    scale = _load_factors(factors + R, first, R, ROWS, EVEN)
-    slope = tl.sum(dtile * tile, 1) / C
-    dtile = (dtile - tile * slope[:, None]) * scale[:, None]
-    _store_channels(dx, tl.trans(dtile.to(dtype)), first, c, R, ROWS, EVEN)
+    if HELD:
+        tl.static_assert(Z == 4 * BLOCK)
+        local = paired(gathered_rows(ROWS, 1, DEAL))
+        # By name: what is kept in shared memory has no index.
+        o0, m0 = _output_matrices(gate_matrix, closing, 0, Z, C, BLOCK, DEAL)
+        o1, m1 = _output_matrices(gate_matrix, closing, BLOCK, Z, C, BLOCK, DEAL)
+        o2, m2 = _output_matrices(gate_matrix, closing, 2 * BLOCK, Z, C, BLOCK, DEAL)
+        o3, m3 = _output_matrices(gate_matrix, closing, 3 * BLOCK, Z, C, BLOCK, DEAL)
+        for block in tl.range(program, blocks, tl.num_programs(0), disable_licm=True, num_stages=2):
+            first = tl.cast(block, tl.int64) * ROWS
+            row, present = _positions(first, N, NP, R, local, EVEN)
+            normal = in_registers(_load_positions(standard, first, k, R, Z, ROWS, EVEN, False, True))
+            tile = in_registers(_load_positions(summed, first, c, R, C, ROWS, EVEN, False, True))
+            g0 = _load_rows(dout, first, local, row, present, n, Z, EVEN)
+            g1 = _load_rows(dout, first, local, row, present, BLOCK + n, Z, EVEN)
+            g2 = _load_rows(dout, first, local, row, present, 2 * BLOCK + n, Z, EVEN)
+            g3 = _load_rows(dout, first, local, row, present, 3 * BLOCK + n, Z, EVEN)
+            scale = tl.zeros([ROWS], tl.float32)
+            if _NONE - Z < Q:
+                scale = _load_factors(factors + R, first, R, ROWS, EVEN, True)
+            if FETCH:
+                # The copies begin when this block ends, and wait for the cache alone.
+                after = tl.minimum(block + tl.num_programs(0), blocks - 1).to(tl.int64) * ROWS
+                later, _ = _positions(after, N, NP, R, every, EVEN)
+                fetch_rows(dout, later, Z)
+                later = tl.minimum(after + every, R - 1)
+                fetch_rows(standard, later, Z)
+                fetch_rows(summed, later, C)
+            dtile = tl.zeros([ROWS, C], tl.float32)
+            dtile = _output_gradient(
+                normal, tile, dtile, o0, m0, g0, keep, gate_offsets, offsets, dgate, dvalue, first, local,
+                row, 0, N, Q, Z, ROWS, BLOCK, DROPPED, WHOLE, HELD, DEAL, EVEN, PRECISION,
+            )  # fmt: skip
+            dtile = _output_gradient(
+                normal, tile, dtile, o1, m1, g1, keep, gate_offsets, offsets, dgate, dvalue, first, local,
+                row, BLOCK, N, Q, Z, ROWS, BLOCK, DROPPED, WHOLE, HELD, DEAL, EVEN, PRECISION,
+            )  # fmt: skip
+            dtile = _output_gradient(
+                normal, tile, dtile, o2, m2, g2, keep, gate_offsets, offsets, dgate, dvalue, first, local,
+                row, 2 * BLOCK, N, Q, Z, ROWS, BLOCK, DROPPED, WHOLE, HELD, DEAL, EVEN, PRECISION,
+            )  # fmt: skip
+            dtile = _output_gradient(
+                normal, tile, dtile, o3, m3, g3, keep, gate_offsets, offsets, dgate, dvalue, first, local,
+                row, 3 * BLOCK, N, Q, Z, ROWS, BLOCK, DROPPED, WHOLE, HELD, DEAL, EVEN, PRECISION,
+            )  # fmt: skip
+            wide = tile.to(tl.float32)
+            slope = tl.sum(dtile * wide, 1) / C
+            dtile = (dtile - wide * slope[:, None]) * scale[:, None]
+            _store_paired_channels(dx, dtile, first, block, Q, EVEN)
+    else:
+        local = gathered_rows(ROWS, 1, DEAL)
+        row, present = _positions(first, N, NP, R, local, EVEN)
+        if FETCH:
+            fetch_rows(dout, row, Z)
+        normal = _load_positions(standard, first, k, R, Z, ROWS, EVEN)
+        tile = _load_positions(summed, first, c, R, C, ROWS, EVEN)
+        dtile = tl.zeros([ROWS, C], tl.float32)
+        for start in range(0, Z, BLOCK):
+            opening, matrix = _output_matrices(gate_matrix, closing, start, Z, C, BLOCK, DEAL)
+            grad = _load_rows(dout, first, local, row, present, start + n, Z, EVEN)
+            dtile = _output_gradient(
+                normal, tile, dtile, opening, matrix, grad, keep, gate_offsets, offsets, dgate, dvalue, first,
+                local, row, start, N, Q, Z, ROWS, BLOCK, DROPPED, WHOLE, HELD, DEAL, EVEN, PRECISION,
+            )  # fmt: skip
+        # Read again and not kept: the registers are wanted above, and the cache still has it.
+        tile = _load_positions(summed, first, c, R, C, ROWS, EVEN).to(tl.float32)
+        scale = _load_factors(factors + R, first, R, ROWS, EVEN)
+        slope = tl.sum(dtile * tile, 1) / C
+        dtile = (dtile - tile * slope[:, None]) * scale[:, None]
+        _store_channels(dx, tl.trans(dtile.to(dtype)), first, c, R, ROWS, EVEN)
 
 
 @triton.jit(do_not_specialize=_SIZES)

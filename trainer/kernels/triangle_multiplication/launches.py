@@ -1,7 +1,7 @@
 """Launches of the kernels of triangle multiplication, with room made for what they write."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Final, NamedTuple
 
@@ -214,9 +214,16 @@ class Call:
     def output_gradient(self) -> Launch:
         """``output_gradient_kernel``."""
         tile = self.tiles.output_gradient
+        held = tile.held and self.z == 4 * tile.channels
+        if held and self.dropped:
+            # With dropout's factors, shared memory has room for one program, which may be twice as large.
+            tile = replace(tile, rows=2 * tile.rows, warps=2 * tile.warps, resident=1)
+        every = blocks(self.positions, tile.rows)
+        programs = min(every, self._multiprocessors * tile.resident) if held else every
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
-        constants |= {"DROPPED": self.dropped, "WHOLE": self._whole(tile), "FETCH": tile.fetch}
-        return self._launch(kernel.output_gradient_kernel, tile, constants)
+        constants |= {"DROPPED": self.dropped, "WHOLE": self._whole(tile), "HELD": held, "FETCH": tile.fetch}
+        numbers = (*self._numbers, every)
+        return _launch(kernel.output_gradient_kernel, programs, numbers, constants | self._fixed(tile), tile)
 
     @cached_property
     def input_gradient(self) -> Launch:
