@@ -214,9 +214,12 @@ class Call:
     def output_gradient(self) -> Launch:
         """``output_gradient_kernel``."""
         tile = self.tiles.output_gradient
-        held = tile.held and self.z == 4 * tile.channels
+        # Dropout along the other axis was slower so.
+        held = tile.held and self.z == 4 * tile.channels and self.dropped != 2
+        if held:
+            tile = replace(tile, registers=None)
         if held and self.dropped:
-            # With dropout's factors, shared memory has room for one program, which may be twice as large.
+            # Its factors leave shared memory for one program, which may be twice as large.
             tile = replace(tile, rows=2 * tile.rows, warps=2 * tile.warps, resident=1)
         every = blocks(self.positions, tile.rows)
         programs = min(every, self._multiprocessors * tile.resident) if held else every
