@@ -167,7 +167,10 @@ def _multiplication_source(role: str, tile: Any, itemsize: int, channels: int, e
         "BLOCK": block, "GATE_BLOCK": block, "EVEN": even, "PRECISION": "ieee", "KEEP": True,
         "DROPPED": 1, "RESIDUAL": True, "WHOLE": even, "eps": None,
     }  # fmt: skip
-    return MULTIPLICATION_KERNELS[role], multiplication_pointers(itemsize), constants
+    function = MULTIPLICATION_KERNELS[role]
+    if role == "input_gradient" and tile.held:
+        function = multiplication.held_input_gradient_kernel
+    return function, multiplication_pointers(itemsize), constants
 
 
 def row_source(function: Any, constants: dict[str, Any], itemsize: int, *wide: str) -> Source:

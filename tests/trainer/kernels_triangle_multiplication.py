@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from megafold.trainer import ops
-from megafold.trainer.kernels.triangle_multiplication import launches, operator
+from megafold.trainer.kernels.triangle_multiplication import kernel, launches, operator
 from megafold.trainer.kernels.triangle_multiplication.tiles import Tile, Tiles
 from megafold.trainer.ops import TriangleMultiplicationWeights
 from tests.trainer.kernels_checks import (
@@ -138,6 +138,16 @@ def test_output_gradient_whose_matrices_stay_in_shared_memory(n, width, dtype, d
     use_tile(monkeypatch, Tile(16, width // 4, 4, 1, held=True, fetch=True))
     keep = (torch.rand(1, 1, n, width, device=DEVICE) > 0.25).to(dtype) / 0.75 if dropped else None
     assert_as_exact_as_eager(make_case((1, n, width, 32), dtype), ("z", "output", "gate"), keep=keep)
+
+
+@pytest.mark.parametrize("shape", [(2, 13, 32, 32), (1, 16, 64, 32), (1, 7, 32, 64)])
+@pytest.mark.parametrize("residual", [False, True])
+def test_input_gradient_whose_matrices_stay_in_shared_memory(shape, residual, monkeypatch):
+    use_tile(monkeypatch, Tile(32, 32, 4, 1, held=True))
+    case, (b, n, c_z, c) = make_case(shape, HALF), shape
+    call = launches.Call(b, n, c_z, c, HALF, case.z.device, False, 0, residual)
+    assert call.input_gradient._kernel is kernel.held_input_gradient_kernel
+    assert_as_exact_as_eager(case, ("z",), residual=residual)
 
 
 @needs_gpu  # it takes the interpreter minutes

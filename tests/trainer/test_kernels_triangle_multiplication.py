@@ -31,9 +31,10 @@ def test_numbers_in_the_interpreter():
 @compiles
 @pytest.mark.parametrize("target", TARGETS)
 def test_odd_lengths_and_sums_compile(target):
-    tile = tiles(target, torch.bfloat16, 128).project
-    source = SOURCES["triangle_multiplication"]("project", tile, 2, 128, False)
-    assert compile_source(target, source, **tile.options()).metadata.shared <= SHARED_MEMORY[target]
+    found = tiles(target, torch.bfloat16, 128)
+    for role, tile in (("project", found.project), ("input_gradient", found.input_gradient)):
+        source = SOURCES["triangle_multiplication"](role, tile, 2, 128, False)
+        assert compile_source(target, source, **tile.options()).metadata.shared <= SHARED_MEMORY[target]
     pointers = multiplication_pointers(2)
     sizes = {"Z": 128, "C": 128}
     compile_for(target, kernel.prepare_kernel, pointers, sizes)

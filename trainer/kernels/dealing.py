@@ -110,3 +110,50 @@ def opaque(number, other):
         return tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r,r", numbers, dtype=tl.int32, is_pure=True, pack=1
         )
+
+
+@triton.jit
+def load_pairs(base, first, length, COLUMNS: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr):
+    """Positions ``first`` to ``first`` + ROWS of a tensor [COLUMNS, length] of 2 bytes; 0 beyond its length.
+
+    [COLUMNS / 4, 2 * ROWS] of 32 bits: two positions each, in the order in which threads have them. Length
+    and first are even; EVEN: nothing is beyond.
+    """
+    n = tl.arange(0, COLUMNS // 2 * ROWS)
+    pair, column = n // 4 % (ROWS // 2), n // (4 * ROWS) * 8 + n % 4 * 2 + n // (2 * ROWS) % 2
+    # Of one number each, as they have them: of neighbours the compiler would give a thread four.
+    place = tl.max_contiguous(column * (length // 2) + pair, [1])
+    pointers = base.to(tl.pointer_type(tl.int32), bitcast=True) + first // 2 + place
+    if EVEN:
+        tile = tl.load(pointers)
+    else:
+        tile = tl.load(pointers, mask=2 * pair < length - first, other=0)
+    return tl.reshape(tile, [COLUMNS // 4, 2 * ROWS])
+
+
+@triton.jit
+def pairs_of(values, first, length, ROWS: tl.constexpr, EVEN: tl.constexpr):
+    """For :func:`load_pairs`: [2 * ROWS], all bits of the positions whose number in ``values`` is not 0."""
+    place = tl.max_contiguous(tl.arange(0, 2 * ROWS) // 4 * 2, [1])
+    pointers = values + first + place
+    if EVEN:
+        low, high = tl.load(pointers), tl.load(pointers + 1)
+    else:
+        inside = place < length - first
+        low, high = tl.load(pointers, mask=inside, other=0.0), tl.load(pointers + 1, mask=inside, other=0.0)
+    return tl.where(low != 0, 0xFFFF, 0) | tl.where(high != 0, -0x10000, 0)
+
+
+@triton.jit
+def parted(pairs, dtype: tl.constexpr):
+    """What :func:`load_pairs` gives of a tensor of ``dtype``, as [ROWS, COLUMNS] in float32, rows paired."""
+    COLUMNS: tl.constexpr = pairs.shape[0] * 4
+    ROWS: tl.constexpr = pairs.shape[1] // 2
+    if dtype == tl.bfloat16:
+        low = (pairs << 16).to(tl.float32, bitcast=True)
+        high = (pairs & -0x10000).to(tl.float32, bitcast=True)
+    else:
+        low = pairs.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        high = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+    tile = tl.reshape(tl.join(low, high), [COLUMNS // 8, 2, ROWS // 16, 8, 4, 2])
+    return tl.reshape(tl.permute(tile, (2, 5, 3, 0, 4, 1)), [ROWS, COLUMNS])

@@ -36,3 +36,13 @@ def fetch_channels(base, first, R, CHANNELS: tl.constexpr, ROWS: tl.constexpr):
     LINES: tl.constexpr = (ROWS + STEP - 1) // STEP
     place = tl.minimum(first + tl.arange(0, LINES) * STEP, R - 1)
     fetch(base + (tl.arange(0, CHANNELS).to(tl.int64)[:, None] * R + place[None, :]))
+
+
+@triton.jit
+def loaded(THREADS: tl.constexpr):
+    """Have loaded here what is loaded before: the compiler would put it off until shortly before its use."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [tl.arange(0, THREADS)], dtype=tl.int32,
+            is_pure=False, pack=1,
+        )  # fmt: skip

@@ -39,12 +39,15 @@ from megafold.trainer.kernels.dealing import (
     gathered_columns,
     gathered_rows,
     in_registers,
+    load_pairs,
     opaque,
     paired,
+    pairs_of,
+    parted,
     pinned,
     scattered,
 )
-from megafold.trainer.kernels.fetching import fetch_channels, fetch_rows
+from megafold.trainer.kernels.fetching import fetch_channels, fetch_rows, loaded
 from megafold.trainer.kernels.layernorm.kernel import inverse_root
 from megafold.trainer.kernels.products import (
     LN2,
@@ -91,6 +94,17 @@ def _opened(value, gate, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _reciprocal(x):
+    """Of NVIDIA GPUs, whose quick division would be another instruction."""
+    if INTERPRETED:
+        return 1.0 / x
+    else:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def _masked(value, bits):
     """``value``, of 2 bytes, where all ``bits`` are set; 0 where none is.
 
@@ -130,11 +144,15 @@ def _positions(first, N, NP, R, local, EVEN: tl.constexpr):
 
 @triton.jit
 def _load_rows(base, first, local, row, present, channels, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """[ROWS, channels] of a tensor [B·N·N, WIDTH]; 0 where nothing is present."""
+    """[ROWS, channels] of a tensor [B·N·N, WIDTH]; 0 where nothing is present.
+
+    ``channels``: of all rows, or [ROWS, channels], of each its own.
+    """
+    columns = channels if len(channels.shape) == 2 else channels[None, :]
     if EVEN:
-        tile = tl.load((base + first * WIDTH) + (local[:, None] * WIDTH + channels[None, :]))
+        tile = tl.load((base + first * WIDTH) + (local[:, None] * WIDTH + columns))
     else:
-        tile = tl.load(base + row[:, None] * WIDTH + channels[None, :], mask=present[:, None], other=0.0)
+        tile = tl.load(base + row[:, None] * WIDTH + columns, mask=present[:, None], other=0.0)
     return tile
 
 
@@ -142,10 +160,11 @@ def _load_rows(base, first, local, row, present, channels, WIDTH: tl.constexpr, 
 def _store_rows(base, value, first, local, row, present, channels, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     """As :func:`_load_rows`."""
     value = value.to(base.dtype.element_ty)
+    columns = channels if len(channels.shape) == 2 else channels[None, :]
     if EVEN:
-        tl.store((base + first * WIDTH) + (local[:, None] * WIDTH + channels[None, :]), value)
+        tl.store((base + first * WIDTH) + (local[:, None] * WIDTH + columns), value)
     else:
-        tl.store(base + row[:, None] * WIDTH + channels[None, :], value, mask=present[:, None])
+        tl.store(base + row[:, None] * WIDTH + columns, value, mask=present[:, None])
 
 
 @triton.jit
@@ -198,6 +217,27 @@ def _store_positions(
         tl.store(pointers, value)
     else:
         tl.store(pointers, value, mask=(local < R - first)[:, None])
+
+
+@triton.jit
+def _load_dealt_positions(base, first, R, WIDTH: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr):
+    """[ROWS, WIDTH] of a tensor [R, WIDTH] of 2 bytes, rows paired, columns dealt: for :func:`_laid_out`."""
+    ROW: tl.constexpr = WIDTH // 2
+    local, m = paired(gathered_rows(ROWS, WIDTH // 32)), tl.arange(0, WIDTH // 32 * ROWS)
+    place = (local * ROW + m // ROWS * 16)[:, None] + tl.arange(0, 16)[None, :]
+    pointers = base.to(tl.pointer_type(tl.int32), bitcast=True) + first * ROW + place
+    if EVEN:
+        tile = tl.load(pointers)
+    else:
+        tile = tl.load(pointers, mask=(local < R - first)[:, None], other=0)
+    return tile
+
+
+@triton.jit
+def _laid_out(tile, dtype: tl.constexpr, ROWS: tl.constexpr):
+    """The tile [ROWS, WIDTH] of ``dtype`` that :func:`_load_dealt_positions` gives by twos."""
+    low, high = tile.to(tl.int16).to(dtype, bitcast=True), (tile >> 16).to(tl.int16).to(dtype, bitcast=True)
+    return scattered(tl.reshape(tl.join(low, high), [tile.shape[0], 32]), ROWS)
 
 
 @triton.jit
@@ -717,6 +757,109 @@ def input_gradient_kernel(
     if RESIDUAL:
         result += _load_rows(dout, first, tl.arange(0, ROWS), row, present, k, Z, EVEN).to(tl.float32)
     _store_rows(dz, result, first, tl.arange(0, ROWS), row, present, k, Z, EVEN)
+
+
+@triton.jit
+def _held_shift(offsets, dtype: tl.constexpr):
+    """[offsets, 16]: their product with rows of ones gives the offsets, of whose float32 little is lost."""
+    part, rest = offsets.to(dtype), offsets
+    column = tl.arange(0, 16)[None, :]
+    shift = tl.where(column == 0, part[:, None], tl.zeros([1, 16], dtype))
+    for place in tl.static_range(1, 3):
+        rest -= part.to(tl.float32)
+        part = rest.to(dtype)
+        shift = tl.where(column == place, part[:, None], shift)
+    return shift
+
+
+@triton.jit
+def _held_matrix(
+    packed, offsets, part: tl.constexpr, BLOCK: tl.constexpr, Z: tl.constexpr, dtype: tl.constexpr
+):  # fmt: skip
+    """Rows of ``packed`` with their columns dealt, and their offsets."""
+    m = part * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
+    matrix = tl.load(packed + m[:, None] * Z + dealt(tl.arange(0, Z))[None, :])
+    return matrix, _held_shift(tl.load(offsets + m), dtype)
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "blocks"])
+def held_input_gradient_kernel(
+    standard, dab, dgate, packed, offsets, factors, dout, dz, N, NP, Q, blocks, Z: tl.constexpr,
+    C2: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """``input_gradient_kernel`` of 2 bytes, for NVIDIA GPUs: programs go through many of all blocks.
+
+    All matrices are in shared memory and nothing else: rows paired and columns dealt, tiles come from memory
+    as the matrix units take them from registers. So a warp waits only for the other three of its matrix
+    instructions, and while four warps multiply, four do the rest. What a block reads is read during the one
+    before. As loads return in their order, each waits for those: no load may be wanted soon, and the offsets
+    come from shared memory, by way of a product with ones.
+    """
+    R = Q * 64
+    BLOCK: tl.constexpr = C2 // 8
+    THREADS: tl.constexpr = 2 * ROWS
+    dtype: tl.constexpr = dab.dtype.element_ty
+    program = tl.program_id(0)
+    k, column = dealt(tl.arange(0, Z)), tl.arange(0, 16)[None, :]
+    # By name: what is kept in shared memory has no index.
+    w0, s0 = _held_matrix(packed, offsets, 0, BLOCK, Z, dtype)
+    w1, s1 = _held_matrix(packed, offsets, 1, BLOCK, Z, dtype)
+    w2, s2 = _held_matrix(packed, offsets, 2, BLOCK, Z, dtype)
+    w3, s3 = _held_matrix(packed, offsets, 3, BLOCK, Z, dtype)
+    w4, s4 = _held_matrix(packed, offsets, 4, BLOCK, Z, dtype)
+    w5, s5 = _held_matrix(packed, offsets, 5, BLOCK, Z, dtype)
+    w6, s6 = _held_matrix(packed, offsets, 6, BLOCK, Z, dtype)
+    w7, s7 = _held_matrix(packed, offsets, 7, BLOCK, Z, dtype)
+    matrices, shifts = (w0, w1, w2, w3, w4, w5, w6, w7), (s0, s1, s2, s3, s4, s5, s6, s7)
+    gate_matrix = tl.load(packed + 2 * C2 * Z + (k[:, None] * Z + k[None, :]))
+    ones = tl.broadcast_to(tl.where(column < 3, 1.0, 0.0).to(dtype), [ROWS, 16])
+    lines, columns = paired(gathered_rows(ROWS, Z // 32)), gathered_columns(ROWS, Z)
+    first = program.to(tl.int64) * ROWS
+    next_normal = _load_dealt_positions(standard, first, R, Z, ROWS, EVEN)
+    next_held = pairs_of(factors + 2 * R, first, R, ROWS, EVEN)
+    pairs = load_pairs(dab, first, R, BLOCK, ROWS, EVEN)
+    next_pairs = load_pairs(dab + tl.cast(R, tl.int64) * BLOCK, first, R, BLOCK, ROWS, EVEN)
+    for block in tl.range(program, blocks, tl.num_programs(0), disable_licm=True):
+        first = tl.cast(block, tl.int64) * ROWS
+        after = tl.minimum(block + tl.num_programs(0), blocks - 1).to(tl.int64) * ROWS
+        row, present = _positions(first, N, NP, R, lines, EVEN)
+        grad = _load_dealt_positions(dgate, first, R, Z, ROWS, EVEN)
+        scale = _load_factors(factors, first, R, ROWS, EVEN, True)
+        held, next_held = next_held, pairs_of(factors + 2 * R, after, R, ROWS, EVEN)
+        loaded(THREADS)
+        # 0, which the compiler does not know: the matrix units want the tile in other registers than it was
+        # loaded into, and it would move it as soon as it is there, at the end of the last block.
+        normal = _laid_out(next_normal ^ (Q >> 31), dtype, ROWS)
+        dnormal = tl.zeros([ROWS, Z], tl.float32)
+        for part in tl.static_range(8):
+            both = tl.dot(normal, tl.trans(matrices[part]), tl.dot(ones, tl.trans(shifts[part])))
+            rows = dab + tl.cast(R, tl.int64) * ((part + 2) % 8 * BLOCK)
+            later = load_pairs(rows, first if part < 6 else after, R, BLOCK, ROWS, EVEN)
+            if part == 5:
+                if RESIDUAL:
+                    before = _load_rows(dout, first, lines, row, present, columns, Z, EVEN)
+                else:
+                    next_normal = _load_dealt_positions(standard, after, R, Z, ROWS, EVEN)
+            loaded(THREADS)
+            value, gate = _split_columns(both, BLOCK, ROWS)
+            gate = _reciprocal(1.0 + tl.exp2(gate))
+            opened = parted(pairs & held[None, :], dtype) * gate
+            opening = opened * value * (gate * LN2 - LN2)
+            both = _join_columns(opened.to(dtype), opening.to(dtype), BLOCK, ROWS)
+            dnormal = tl.dot(both, matrices[part], dnormal)
+            pairs, next_pairs = next_pairs, later
+            if part == 1:
+                dnormal = tl.dot(_laid_out(grad, dtype, ROWS), gate_matrix, dnormal)
+        if RESIDUAL:
+            # Registers have no room for both earlier.
+            next_normal = _load_dealt_positions(standard, after, R, Z, ROWS, EVEN)
+            loaded(THREADS)
+        tile = normal.to(tl.float32)
+        slope = tl.sum(dnormal * tile, 1) / Z
+        result = gathered((dnormal - tile * slope[:, None]) * scale[:, None])
+        if RESIDUAL:
+            result += before.to(tl.float32)
+        _store_rows(dz, result, first, lines, row, present, columns, Z, EVEN)
 
 
 @triton.jit(do_not_specialize=_COUNTS)

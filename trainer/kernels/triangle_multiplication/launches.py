@@ -23,6 +23,9 @@ _RUN: Final = 8
 FINISHED: Final = {"ROWS": 1, "BLOCK": 32}
 #: Columns of the norms' gradients that a program finishes, and how many shares it adds at a time.
 _SUMMED: Final = {"COLUMNS": 8, "BLOCK": 128}
+#: Columns that are dealt together, and positions so many that as many channels have less than 2³² bytes.
+_DEALT: Final = 32
+_FAR: Final = 2**32 // (2 * _DEALT) - 1
 #: Programs at a time in the interpreter, where there are no multiprocessors to fill.
 _FEW: Final = 3
 
@@ -169,8 +172,17 @@ class Call:
 
     def _fixed(self, tile: Tile) -> dict[str, Any]:
         """The constants that end every kernel's list."""
-        even = self.n == self.padded and self.positions % tile.rows == 0
-        return {"EVEN": even, "PRECISION": "tf32" if self.tf32 else "ieee"}
+        return {"EVEN": self._even(tile), "PRECISION": "tf32" if self.tf32 else "ieee"}
+
+    def _even(self, tile: Tile) -> bool:
+        """Whether there is no padding, neither between the kernels nor after the last block's positions."""
+        return self.n == self.padded and self.positions % tile.rows == 0
+
+    @property
+    def _dealt(self) -> bool:
+        """Whether all columns can be dealt, and offsets of 32 bits reach over 32 of dab's channels."""
+        whole = self.z % _DEALT == 0 and self.c % _DEALT == 0
+        return self.dtype.itemsize == 2 and whole and self.positions <= _FAR
 
     def _whole(self, tile: Tile) -> bool:
         """Whether no block has positions of two lines."""
@@ -230,8 +242,15 @@ class Call:
 
     @cached_property
     def input_gradient(self) -> Launch:
-        """``input_gradient_kernel``."""
+        """``input_gradient_kernel`` or ``held_input_gradient_kernel``."""
         tile, c2 = self.tiles.input_gradient, 2 * self.c
+        if tile.held and self._dealt:
+            every = blocks(self.positions, tile.rows)
+            programs = min(every, self._multiprocessors * tile.resident)
+            constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "RESIDUAL": self.residual}
+            constants["EVEN"] = self._even(tile)
+            numbers = (*self._numbers, every)
+            return _launch(kernel.held_input_gradient_kernel, programs, numbers, constants, tile)
         constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": min(tile.channels, c2)}
         constants |= {"GATE_BLOCK": min(tile.channels, self.z), "RESIDUAL": self.residual}
         constants["FETCH"] = tile.fetch

@@ -17,9 +17,10 @@ class Tile:
 
     ``resident``: how many programs share a multiprocessor, of the kernels that keep sums; ``registers`` caps
     those of a thread, None: no cap. ``held``: as many programs as are resident go through all positions, with
-    the matrices in shared memory as four tiles: of the projections, whatever ``channels`` says, and, without
-    the cap, of the output's gradient where ``channels`` makes them four, on NVIDIA GPUs alone. ``fetch``:
-    what is read later is fetched into the L2 cache when a program begins, or the block before; likewise.
+    the matrices in shared memory: of the projections and, in 2 bytes, of the input's gradient, whatever
+    ``channels`` says; without the cap, of the output's gradient where they are four tiles of ``channels``;
+    of these gradients on NVIDIA GPUs alone. ``fetch``: what is read later is fetched into the L2 cache when
+    a program begins, or the block before; likewise.
     """
 
     rows: int
