@@ -12,11 +12,9 @@ Five questions, each with its findings and what to do about them:
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +33,7 @@ from megafold.pipeline import schema
 from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.builder.known import Known
 from megafold.pipeline.builder.planner import Planner
+from megafold.pipeline.builder.processes import process_map
 from megafold.pipeline.builder.recipes import LIBRARIES, VERSIONS, dictionary_identity, options_from_json
 from megafold.pipeline.builder.tasks import StructureTask, Task, WorkerConfig, run_task
 from megafold.pipeline.clusters import choose_clustering
@@ -90,8 +89,8 @@ def check_store(
     named = users(manifest) if manifest is not None else {}
     audited = partial(audit, store, expected, quick=quick, progress=progress)
     if workers > 1:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            found = audited(mapper=partial(pool.map, chunksize=8))
+        with process_map(workers) as mapped:
+            found = audited(mapper=mapped)
     else:
         found = audited()
     return [
