@@ -273,7 +273,10 @@ def multiplication_problem(dtype: torch.dtype, channels: int, length: int) -> Pr
     dab = multiplication.contract_gradient(dx, ab, True)
 
     held = [multiplication_tiles.Tile(rows, 32, 8, 1, held=True) for rows in (64, 128)]
-    held_input = held[1:] if dtype.itemsize == 2 and not torch.version.hip else []
+    held_input = held[1:]
+    held_output = [multiplication_tiles.Tile(64, channels // 4, 4, 2, resident=2, held=True, fetch=True)]
+    if dtype.itemsize != 2 or torch.version.hip:
+        held_input = held_output = []
 
     def weight_gradient() -> Run:
         return partial(
@@ -296,7 +299,7 @@ def multiplication_problem(dtype: torch.dtype, channels: int, length: int) -> Pr
         {
             "project": [*_multiplication_candidates((1,)), *held],
             "output": _multiplication_candidates((1,), fetch=_fetches()),
-            "output_gradient": _multiplication_candidates((1,), fetch=_fetches()),
+            "output_gradient": [*_multiplication_candidates((1,), fetch=_fetches()), *held_output],
             "input_gradient": [*_multiplication_candidates((1,), fetch=_fetches()), *held_input],
             "weight_gradient": _multiplication_candidates((2, 3, 4), (32, 64)),
             "output_weight_gradient": _multiplication_candidates((1, 2, 3), (32, 64)),
