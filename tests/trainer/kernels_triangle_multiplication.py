@@ -123,9 +123,9 @@ def test_tiles_that_are_dealt(n):
     assert_as_exact_as_eager(case, keep=keep, residual=True)
 
 
-@pytest.mark.parametrize(("n", "dtype"), [(13, torch.float32), (16, HALF)])
-def test_matrices_that_stay_in_shared_memory(n, dtype, monkeypatch):
-    use_tile(monkeypatch, Tile(32, 32, 4, 1, held=True))
+@pytest.mark.parametrize(("n", "dtype", "rows"), [(13, torch.float32, 32), (16, HALF, 32), (16, HALF, 128)])
+def test_matrices_that_stay_in_shared_memory(n, dtype, rows, monkeypatch):
+    use_tile(monkeypatch, Tile(rows, 32, 4, 1, held=True))
     assert_as_exact_as_eager(make_case((1, n, 16, 32), dtype), ("z", "gate"))
 
 
