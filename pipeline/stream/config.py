@@ -21,11 +21,12 @@ def _require(condition: bool, message: str) -> None:
 class CropConfig:
     """How entries are cropped (AF3 SI 2.7).
 
-    ``contiguous``, ``spatial`` and ``interface`` are the probabilities of the three methods.
+    ``atoms``: at most; 0 is twelve a token, which proteins and most complexes stay below, or 4 608 if that is
+    more. ``contiguous``, ``spatial`` and ``interface`` are the probabilities of the three methods.
     """
 
     tokens: int = 384
-    atoms: int = 4608
+    atoms: int = 0
     contiguous: float = 0.2
     spatial: float = 0.4
     interface: float = 0.4
@@ -34,6 +35,8 @@ class CropConfig:
 
     def __post_init__(self) -> None:
         _require(self.tokens >= 1, f"crop.tokens is {self.tokens}, at least 1")
+        if not self.atoms:
+            object.__setattr__(self, "atoms", max(12 * self.tokens, 4608))
         _require(
             self.atoms >= MAX_TOKEN_ATOMS,
             f"crop.atoms is {self.atoms}, at least {MAX_TOKEN_ATOMS}, the atoms of one token",

@@ -267,6 +267,12 @@ def test_impossible_settings_are_refused(changes):
         CropConfig(**changes)
 
 
+def test_long_crops_have_room_for_their_atoms():
+    # Amino acids have 7.8 heavy atoms in the mean, so 4 608 would end a protein's crop at some 590 tokens.
+    assert [CropConfig(tokens=tokens).atoms for tokens in (64, 384, 768)] == [4608, 4608, 9216]
+    assert CropConfig(tokens=768, atoms=100).atoms == 100
+
+
 def test_ranges_are_concatenated():
     assert list(ranges(np.array([5, 0, 9]), np.array([2, 0, 3]))) == [5, 6, 9, 10, 11]
     assert list(ranges(np.array([], int), np.array([], int))) == []
