@@ -54,6 +54,8 @@ class KernelLock:
         """Give the lock back; no-op for a lock not held."""
         self._depth = max(0, self._depth - 1)
         if not self.held and self._descriptor >= 0:
+            # Closing alone would leave it to children that were forked meanwhile.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -44,3 +44,17 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch, code):
     monkeypatch.undo()
     with lock:
         assert lock.held
+
+
+def test_a_forked_child_does_not_keep_a_lock_that_was_released(tmp_path: Path):
+    lock = BuildLock(tmp_path / "build")
+    here, there = os.pipe()
+    with lock:
+        child = os.fork()
+        if not child:
+            os.close(there)
+            os.read(here, 1)
+            os._exit(0)
+    with BuildLock(tmp_path / "build"):
+        os.close(there)
+        os.waitpid(child, 0)
