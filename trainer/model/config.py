@@ -124,13 +124,40 @@ class DiffusionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConfidenceConfig:
+    """The confidence head (algorithm 31); widths of its blocks are the Pairformer's.
+
+    ``n_atom`` is the most atoms of a token. The distance of two tokens falls into one of
+    ``n_distance_bins`` bins, whose lower edges lie evenly from ``first_distance`` to ``last_distance``, Å.
+    """
+
+    n_block: int = 4
+    n_atom: int = 24
+    n_distance_bins: int = 39
+    first_distance: float = 3.25
+    last_distance: float = 50.75
+    n_plddt_bins: int = 50
+    n_pae_bins: int = 64
+    n_pde_bins: int = 64
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "n_block", "n_atom", "n_plddt_bins", "n_pae_bins", "n_pde_bins")
+        _require_positive(self, "n_distance_bins", "first_distance")
+        _require(
+            self.first_distance < self.last_distance,
+            f"first_distance ({self.first_distance}) must be below last_distance ({self.last_distance})",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes of the whole network.
 
     ``n_pairformer``, ``n_msa`` and ``n_template`` count blocks. ``n_cycles`` is the number of passes
     through the trunk that a caller should use when nothing else is asked (training draws 1 to
     ``n_cycles``). ``c_token`` is the width of the diffusion transformer; the input embedder's tokens
-    have ``c_s`` channels. ``activation_checkpointing`` keeps the inputs of every block alone and
+    have ``c_s`` channels. ``confidence`` is None for a network without that head.
+    ``activation_checkpointing`` keeps the inputs of every block alone and
     recomputes the rest in the backward pass.
     """
 
@@ -153,6 +180,7 @@ class ModelConfig:
     msa: MSAConfig = field(default_factory=MSAConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
+    confidence: ConfidenceConfig | None = field(default_factory=ConfidenceConfig)
     activation_checkpointing: bool = False
     backend: Backend = "eager"
 
@@ -193,10 +221,11 @@ class ModelConfig:
             "msa": MSAConfig,
             "template": TemplateConfig,
             "diffusion": DiffusionConfig,
+            "confidence": ConfidenceConfig,
         }
         made: dict[str, Any] = dict(values)
         for name, group in groups.items():
-            if name in made and not is_dataclass(made[name]):
+            if made.get(name) is not None and not is_dataclass(made[name]):
                 wrong = sorted(set(made[name]) - {item.name for item in fields(group)})
                 _require(not wrong, f"unknown model settings {[f'{name}.{key}' for key in wrong]}")
                 made[name] = group(**made[name])

@@ -26,6 +26,27 @@ class TrunkOutputs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConfidenceLogits:
+    """What the confidence head says of a structure (algorithm 31).
+
+    Ranks that share a sample have their rows of the pair-shaped ones, and all of the others.
+
+    Attributes:
+        plddt: [B, A, n_plddt_bins], of each atom; bins of [0, 1].
+        resolved: [B, A, 2]: not resolved, resolved.
+        pae: [B, N, N, n_pae_bins], error of token j seen from the frame of token i; bins of 0.5 Å from 0.
+        pde: [B, N, N, n_pde_bins], error of a distance; bins of 0.5 Å from 0; symmetric.
+        coords: [B, A, 3], the structure that is judged, detached.
+    """
+
+    plddt: Tensor
+    resolved: Tensor
+    pae: Tensor
+    pde: Tensor
+    coords: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoisedCopies:
     """What the diffusion module is trained on; see :class:`ModelOutputs`."""
 
@@ -45,6 +66,7 @@ class ModelOutputs:
         sigma: [B, S], noise levels (SI 3.7.1).
         target: [B, S, A, 3], ``coords`` centred, rotated and translated anew for each copy
             (algorithm 19); unresolved atoms lie at the centre.
+        confidence: of the mini roll-out's structure; None where it is not judged.
     """
 
     trunk: TrunkOutputs
@@ -52,3 +74,4 @@ class ModelOutputs:
     noised: Tensor
     sigma: Tensor
     target: Tensor
+    confidence: ConfidenceLogits | None = None

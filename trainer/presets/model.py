@@ -31,6 +31,7 @@ TINY: Final = ModelConfig(
     msa=MSAConfig(c_outer_product=8, c_average=8, n_head=4),
     template=TemplateConfig(c=16),
     diffusion=DiffusionConfig(n_block=4, n_head=4, c_fourier=64, n_steps=40),
+    confidence=None,  # which judges roll-outs, and training has none
 )
 
 #: For one GPU: the supplement's modules, fewer blocks and narrower.
