@@ -1,9 +1,12 @@
 """Very small networks for tests, with no parameter left at zero."""
 
+from dataclasses import replace
+
 import torch
 
 from megafold.trainer.model.config import (
     AtomTransformerConfig,
+    ConfidenceConfig,
     DiffusionConfig,
     ModelConfig,
     MSAConfig,
@@ -29,6 +32,12 @@ MINI = ModelConfig(
     msa=MSAConfig(c_outer_product=4, c_average=4, n_head=2),
     template=TemplateConfig(c=8),
     diffusion=DiffusionConfig(n_block=2, n_head=4, c_fourier=16),
+    confidence=None,
+)
+#: The same with a confidence head.
+MINI_JUDGING = replace(
+    MINI,
+    confidence=ConfidenceConfig(n_block=1, n_atom=5, n_plddt_bins=6, n_pae_bins=5, n_pde_bins=7),
 )
 
 

@@ -127,26 +127,17 @@ class DiffusionConfig:
 class ConfidenceConfig:
     """The confidence head (algorithm 31); widths of its blocks are the Pairformer's.
 
-    ``n_atom`` is the most atoms of a token. The distance of two tokens falls into one of
-    ``n_distance_bins`` bins, whose lower edges lie evenly from ``first_distance`` to ``last_distance``, Å.
+    ``n_atom`` is the most atoms that a token can have: those of guanosine with OP3.
     """
 
     n_block: int = 4
     n_atom: int = 24
-    n_distance_bins: int = 39
-    first_distance: float = 3.25
-    last_distance: float = 50.75
     n_plddt_bins: int = 50
     n_pae_bins: int = 64
     n_pde_bins: int = 64
 
     def __post_init__(self) -> None:
         _require_positive(self, "n_block", "n_atom", "n_plddt_bins", "n_pae_bins", "n_pde_bins")
-        _require_positive(self, "n_distance_bins", "first_distance")
-        _require(
-            self.first_distance < self.last_distance,
-            f"first_distance ({self.first_distance}) must be below last_distance ({self.last_distance})",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""AlphaFold 3's training network: trunk, then denoising of many noised copies (algorithms 1 and 18).
+"""AlphaFold 3's training network: trunk, denoising of many noised copies, confidence (algorithms 1 and 18).
 
 Shapes: B batch, N tokens, A atoms, S noised copies (training) or samples. Coordinates in Å.
 """
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from megafold.trainer import ops
 from megafold.trainer.errors import ConfigError
+from megafold.trainer.model.confidence import ConfidenceHead
 from megafold.trainer.model.config import ModelConfig
 from megafold.trainer.model.diffusion import DiffusionContext, DiffusionModule
 from megafold.trainer.model.noise import (
@@ -18,7 +19,7 @@ from megafold.trainer.model.noise import (
     random_normal,
     training_noise_levels,
 )
-from megafold.trainer.model.outputs import ModelOutputs, NoisedCopies, TrunkOutputs
+from megafold.trainer.model.outputs import ConfidenceLogits, ModelOutputs, NoisedCopies, TrunkOutputs
 from megafold.trainer.model.trunk import Trunk
 
 
@@ -34,6 +35,8 @@ class AlphaFold3(nn.Module):
         self.backend: str = config.backend
         self.trunk = Trunk(config)
         self.diffusion = DiffusionModule(config)
+        sizes = config.confidence
+        self.confidence = None if sizes is None else ConfidenceHead(config, sizes)
 
     def forward(
         self,
@@ -43,7 +46,7 @@ class AlphaFold3(nn.Module):
         n_copies: int,
         generator: torch.Generator | None = None,
     ) -> ModelOutputs:
-        """A training pass.
+        """A training pass, without a mini roll-out and so without a structure to judge.
 
         Args:
             batch: features and labels.
@@ -98,6 +101,18 @@ class AlphaFold3(nn.Module):
         noise = random_normal(tuple(coords.shape), coords, generator)
         noised = target + is_atom * sigma[:, :, None, None] * noise
         return NoisedCopies(target=target, noised=noised, sigma=sigma)
+
+    def judge(self, batch: dict[str, Tensor], trunk: TrunkOutputs, coords: Tensor) -> ConfidenceLogits:
+        """What the confidence head says of a structure ``coords`` [B, A, 3] (algorithm 31).
+
+        Raises:
+            ConfigError: the network has no such head.
+        """
+        if self.confidence is None:
+            raise ConfigError("this network has no confidence head")
+        with ops.use_backend(self.backend):
+            logits: ConfidenceLogits = self.confidence(batch, trunk, coords)
+            return logits
 
     @torch.no_grad()
     def sample(
