@@ -1,5 +1,6 @@
 """Batches for the loop: loading in worker processes with a position that counts what has been used."""
 
+import math
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -7,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.data_parallel import Ranks
 from megafold.trainer.errors import DataError
 from megafold.trainer.fetch_ahead import FetchAhead
+from megafold.trainer.losses.confidence import RESOLUTION
 
 #: Features as in the sample schema, with a leading batch axis; and ``meta``, a mapping for each sample.
 Batch = dict[str, Any]
@@ -26,6 +29,18 @@ class SamplerState(Protocol):
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to a place."""
+
+
+def resolutions(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The samples' resolutions as a feature, ``resolution`` float32 [B], Å; NaN for one that has none.
+
+    Nothing of a batch whose ``meta`` is silent about them.
+    """
+    metas = batch.get("meta") or ()
+    if not any(RESOLUTION in meta for meta in metas):
+        return {}
+    values = [meta.get(RESOLUTION) for meta in metas]
+    return {RESOLUTION: torch.tensor([math.nan if value is None else value for value in values])}
 
 
 class SampleOrder(SamplerState, Protocol):

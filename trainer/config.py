@@ -44,6 +44,8 @@ class TrainConfig:
         clip_norm: largest global norm of the gradient.
         ema_decay: decay of the weights' moving average; 0 makes it the weights themselves.
         alpha_diffusion, alpha_distogram, alpha_bond: weights of the losses.
+        alpha_confidence: weight of the confidence head's losses, of a network that has one.
+        alpha_pae: what that of PAE counts among them; 1 in AF3's last stage of training.
         device: ``auto`` (CUDA or ROCm where there is one, else the CPU) or a torch device.
         backend: implementation of the hot operators; parameters and results do not depend on it.
         cuda_graphs: ``auto`` replays the network's blocks as CUDA graphs where that can be
@@ -86,6 +88,8 @@ class TrainConfig:
     alpha_diffusion: float = 4.0
     alpha_distogram: float = 3e-2
     alpha_bond: float = 0.0
+    alpha_confidence: float = 1e-4
+    alpha_pae: float = 0.0
     device: str = "auto"
     backend: Backend = "eager"
     cuda_graphs: CudaGraphs = "auto"
@@ -114,8 +118,8 @@ class TrainConfig:
         for name in positive.split():
             _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
         not_negative = (
-            "steps rollout_steps warmup_steps alpha_diffusion alpha_distogram alpha_bond num_workers "
-            "sample_count seed"
+            "steps rollout_steps warmup_steps alpha_diffusion alpha_distogram alpha_bond alpha_confidence "
+            "alpha_pae num_workers sample_count seed"
         )
         for name in not_negative.split():
             _require(getattr(self, name) >= 0, f"{name} must not be negative, not {getattr(self, name)}")
@@ -137,7 +141,11 @@ class TrainConfig:
     def loss_weights(self) -> LossWeights:
         """Weights of the losses."""
         return LossWeights(
-            diffusion=self.alpha_diffusion, distogram=self.alpha_distogram, bond=self.alpha_bond
+            diffusion=self.alpha_diffusion,
+            distogram=self.alpha_distogram,
+            bond=self.alpha_bond,
+            confidence=self.alpha_confidence,
+            pae=self.alpha_pae,
         )
 
     def to_dict(self) -> dict[str, Any]:

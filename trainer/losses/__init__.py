@@ -1,6 +1,7 @@
 """Training losses (AF3 SI 3.7 and 4.4), in float32 at least. Atoms without ground truth enter none."""
 
 from megafold.trainer.losses.alignment import weighted_rigid_align
+from megafold.trainer.losses.confidence import confidence_losses
 from megafold.trainer.losses.diffusion import (
     atom_weights,
     bond_loss,
@@ -20,6 +21,7 @@ __all__ = [
     "TrainingLoss",
     "atom_weights",
     "bond_loss",
+    "confidence_losses",
     "distogram_bins",
     "distogram_loss",
     "mse_loss",

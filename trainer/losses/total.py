@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from megafold.trainer.losses.confidence import confidence_losses
 from megafold.trainer.losses.diffusion import (
     SIGMA_DATA,
     atom_weights,
@@ -29,6 +30,8 @@ class LossWeights:
     distogram: float = 3e-2
     bond: float = 0.0
     smooth_lddt: float = 1.0
+    confidence: float = 1e-4
+    pae: float = 0.0
     sigma_data: float = SIGMA_DATA
     copies_at_once: int = 1
 
@@ -40,10 +43,12 @@ class LossShare:
     Attributes:
         rows: rows of the pair matrix that the rank has, of the tokens in the batch.
         copy_weight: [S], what each of the rank's noised copies counts in the mean over all copies.
+        whole_weight: what counts a part of the loss that every rank computes whole.
     """
 
     rows: slice
     copy_weight: Tensor
+    whole_weight: float
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,9 @@ def training_loss(
 
     The diffusion loss of a noised copy is λ(σ)·(L_mse + α_bond·L_bond) + L_smooth_lddt; a sample's is the
     mean over its copies. The reported parts are ``diffusion``, its ingredients ``mse`` (not weighted by σ),
-    ``smooth_lddt`` and, where it has a weight, ``bond``, and ``distogram``. A sample without any resolved
-    atom enters none of them.
+    ``smooth_lddt`` and, where it has a weight, ``bond``, and ``distogram``. With a confidence head there are
+    ``plddt``, ``resolved``, ``pde`` and, where it has a weight, ``pae``; their sum counts α_confidence. A
+    sample without any resolved atom enters none of them but ``resolved``.
     """
     with without_autocast(outputs.denoised):
         mask = resolved_atoms(batch)
@@ -96,10 +102,23 @@ def training_loss(
             batch, outputs.trunk.distogram_logits, slice(None) if share is None else share.rows
         )
         total = weights.diffusion * diffusion.mean + weights.distogram * distogram.mean
+        confidence = {}
+        if outputs.confidence is not None:
+            confidence = confidence_losses(
+                batch,
+                outputs.confidence,
+                with_pae=weights.pae > 0,
+                rows=slice(None) if share is None else share.rows,
+                whole_weight=1.0 if share is None else share.whole_weight,
+            )
+            scale = {"pae": weights.pae}
+            judged = sum(scale.get(name, 1.0) * term.mean for name, term in confidence.items())
+            total = total + weights.confidence * judged
     terms = {
         "diffusion": diffusion,
         **parts,
         "smooth_lddt": LossTerm(over_copies(lddt), present),
         "distogram": distogram,
+        **confidence,
     }
     return TrainingLoss(total, terms)
