@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from megafold.trainer import ops
-from megafold.trainer.batches import Batch, SamplerState
+from megafold.trainer.batches import Batch, SamplerState, resolutions
 from megafold.trainer.checkpoint import (
     CheckpointFolder,
     load_checkpoint,
@@ -30,7 +30,7 @@ from megafold.trainer.errors import CheckpointError, ConfigError, DataError, Div
 from megafold.trainer.graphs import BlockGraphs, CudaRecorder
 from megafold.trainer.logging import RunLog, SilentLog
 from megafold.trainer.losses import TrainingLoss, training_loss
-from megafold.trainer.mini_rollout import MiniRollout
+from megafold.trainer.mini_rollout import MiniRollout, is_judged
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.model.msa_rows import DRAWS, named_draws
 from megafold.trainer.optimizer import (
@@ -475,7 +475,7 @@ def loss_of_whole_samples(trainer: Trainer, batch: Batch, cycles: int) -> Traini
     """The loss of a batch that is this rank's alone."""
     config = trainer.config
     features = to_device(batch, trainer.device)
-    mini_rollout = MiniRollout.of(batch, config)
+    mini_rollout = MiniRollout.of(batch, config, judged=is_judged(trainer.model, config))
     settings: dict[str, Any] = {"n_copies": config.n_copies, "generator": trainer.generator}
     with autocast(trainer.device, config.precision):
         if mini_rollout is None:
@@ -484,8 +484,10 @@ def loss_of_whole_samples(trainer: Trainer, batch: Batch, cycles: int) -> Traini
             model = _rolling(trainer.model)
             trunk = model.run_trunk(features, n_cycles=cycles)
             rollout = partial(model.rollout, features, trunk, n_samples=1, generator=trainer.generator)
-            features = mini_rollout.settle(features, lambda n_steps: rollout(n_steps=n_steps))
+            features, predicted = mini_rollout.settle(features, lambda n_steps: rollout(n_steps=n_steps))
             outputs = model.denoise_copies(features, trunk, **settings)
+            if mini_rollout.judged:
+                outputs = replace(outputs, confidence=model.judge(features, trunk, predicted))
     with ops.use_backend(config.backend):
         return training_loss(features, outputs, config.loss_weights)
 
@@ -542,7 +544,9 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
     """The tensors of a batch, on a device; what is not a tensor stays behind."""
     tensors = {
-        name: value for name, value in {**batch, **named_draws(batch)}.items() if isinstance(value, Tensor)
+        name: value
+        for name, value in {**batch, **named_draws(batch), **resolutions(batch)}.items()
+        if isinstance(value, Tensor)
     }
     missing = sorted(_NEEDED - tensors.keys())
     if missing:

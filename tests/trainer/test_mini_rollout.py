@@ -119,7 +119,7 @@ def check_shared(size: int) -> dict[str, float]:
 
     def serial(model: AlphaFold3, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         trunk = model.run_trunk(batch, n_cycles=1)
-        settled = rollout.settle(
+        settled, _ = rollout.settle(
             batch, lambda n: model.rollout(batch, trunk, n_samples=1, n_steps=n, generator=generator)
         )
         outputs = model.denoise_copies(settled, trunk, n_copies=3, generator=generator)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from megafold.trainer.errors import ConfigError
-from megafold.trainer.model.config import ConfidenceConfig, ModelConfig
 from megafold.trainer.model.confidence import ConfidenceHead
+from megafold.trainer.model.config import ConfidenceConfig, ModelConfig
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.model.outputs import ConfidenceLogits, TrunkOutputs
 from megafold.trainer.presets.model import AF3, SMALL, TINY

@@ -14,19 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from megafold.trainer import ops
+from megafold.trainer.model.confidence import ConfidenceHead
 from megafold.trainer.model.msa import MSABlock, MSAPairWeightedAveraging, MSAUpdate, OuterProductMean
+from megafold.trainer.model.outputs import ConfidenceLogits, TrunkOutputs
 from megafold.trainer.model.pairformer import PairformerBlock, PairUpdate
 from megafold.trainer.model.template import TemplateEmbedder
 from megafold.trainer.model.transformer import SingleAttention
 from megafold.trainer.model.triangle import TriangleAttention, TriangleMultiplication
 from megafold.trainer.model.trunk import DistogramHead
-from megafold.trainer.parallel import msa, pairformer, triangle, trunk
+from megafold.trainer.parallel import confidence, msa, pairformer, triangle, trunk
 from megafold.trainer.parallel.batches import N_TOKEN, shard_batch
 from megafold.trainer.parallel.collectives import join, start_gather, transpose
 from megafold.trainer.parallel.mesh import Peers
 from megafold.trainer.parallel.shards import Shards, pad_tokens
 from tests.trainer.batches import random_batch
-from tests.trainer.networks import MINI, as_dtype, fill_parameters
+from tests.trainer.networks import MINI, MINI_JUDGING, as_dtype, fill_parameters
 from tests.trainer.parallel_checks import error, peers_of, rand, summed
 
 C_Z, C_S, C_M = MINI.c_z, MINI.c_s, MINI.c_m
@@ -142,6 +144,36 @@ def _averaging(layer: MSAPairWeightedAveraging, own: Local) -> Tensor:
     return msa.pair_weighted_averaging(layer, own.m, own.z, own.mask, own.peers)
 
 
+def _head() -> ConfidenceHead:
+    assert MINI_JUDGING.confidence is not None
+    return ConfidenceHead(MINI_JUDGING, MINI_JUDGING.confidence)
+
+
+def _trunk(given: "Sample | Local") -> TrunkOutputs:
+    """What the head is given of the trunk; rubbish where ``given`` has padding."""
+    s_inputs = rand(1, 20, MINI.c_s_inputs, seed=6)[:, : given.s.shape[1]]
+    return TrunkOutputs(s_inputs=s_inputs, s_trunk=given.s, z_trunk=given.z, distogram_logits=given.z)
+
+
+def _confidence(name: str) -> Operator:
+    """The head's logits, those of atoms at the tokens' representative ones."""
+    is_pair = name in ("pae", "pde")
+
+    def of_tokens(logits: ConfidenceLogits, batch: dict[str, Tensor]) -> Tensor:
+        found: Tensor = getattr(logits, name)
+        return found if is_pair else found[:, batch["rep_atom"][0].long()]
+
+    def serial(layer: ConfidenceHead, whole: Sample) -> Tensor:
+        batch = {**whole.batch, "token_mask": whole.mask}
+        return of_tokens(layer(batch, _trunk(whole), batch["coords"]), batch)
+
+    def sharded(layer: ConfidenceHead, own: Local) -> Tensor:
+        batch = {**own.batch, "token_mask": own.mask}
+        return of_tokens(confidence.judge(layer, batch, _trunk(own), batch["coords"], own.shards), batch)
+
+    return Operator(_head, serial, sharded, Z_ROWS if is_pair else ALIKE)
+
+
 OPERATORS = {
     **{
         f"multiplication_{direction}_{scheme}": _multiplication(direction == "outgoing", scheme)
@@ -215,6 +247,7 @@ OPERATORS = {
         )[0],
         ALIKE,
     ),
+    **{f"confidence_{name}": _confidence(name) for name in ("pae", "pde", "plddt", "resolved")},
     "distogram": Operator(
         lambda: DistogramHead(C_Z, 5),
         lambda layer, whole: layer(whole.z),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -16,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megafold.pipeline.schema import SAMPLE
 from megafold.trainer import ops
 from megafold.trainer.losses import LossWeights, TrainingLoss, training_loss
+from megafold.trainer.mini_rollout import MiniRollout
 from megafold.trainer.model.config import ModelConfig
 from megafold.trainer.model.model import AlphaFold3
+from megafold.trainer.model.pairformer import PairformerBlock
 from megafold.trainer.ops import registry
 from megafold.trainer.parallel import collectives, pairformer, triangle
 from megafold.trainer.parallel.batches import N_TOKEN, TOKEN_AXES, shard_batch
@@ -26,10 +28,12 @@ from megafold.trainer.parallel.model import training_pass
 from megafold.trainer.parallel.shards import Shards
 from megafold.trainer.parallel.trunk import run_trunk
 from tests.trainer.batches import random_batch
-from tests.trainer.networks import MINI, as_dtype, mini_model
+from tests.trainer.networks import MINI_JUDGING, as_dtype, mini_model
 from tests.trainer.parallel_checks import error, peers_of, summed
 
-WEIGHTS = LossWeights(bond=0.5)
+WEIGHTS = LossWeights(bond=0.5, confidence=0.3, pae=0.8)
+#: Nothing is exchanged.
+ROLLOUT = MiniRollout((), n_steps=3, judged=True)
 N_CYCLES = 2
 TOLERANCE = 1e-10
 
@@ -46,7 +50,7 @@ def batch_of(n: int, seed: int = 0, samples: int = 1) -> dict[str, Tensor]:
 
 
 def network(*, recompute: bool = False) -> AlphaFold3:
-    return mini_model(config=replace(MINI, activation_checkpointing=recompute)).train()
+    return mini_model(config=replace(MINI_JUDGING, activation_checkpointing=recompute)).train()
 
 
 def gradients(model: AlphaFold3) -> dict[str, Tensor]:
@@ -67,7 +71,12 @@ def serial_step(
     model, batch = network(), batch_of(n, seed, samples)
     torch.manual_seed(11)
     generator = torch.Generator().manual_seed(12)
-    outputs = model(batch, n_cycles=N_CYCLES, n_copies=copies, generator=generator)
+    trunk = model.run_trunk(batch, n_cycles=N_CYCLES)
+    batch, predicted = ROLLOUT.settle(
+        batch, lambda steps: model.rollout(batch, trunk, n_samples=1, n_steps=steps, generator=generator)
+    )
+    outputs = model.denoise_copies(batch, trunk, n_copies=copies, generator=generator)
+    outputs = replace(outputs, confidence=model.judge(batch, trunk, predicted))
     loss = training_loss(batch, outputs, WEIGHTS)
     loss.total.backward()
     return loss.values(), gradients(model)
@@ -81,7 +90,8 @@ def shared_loss(
     shards = Shards(peers, batch.pop(N_TOKEN))
     torch.manual_seed(11)
     generator = torch.Generator().manual_seed(12)
-    own = training_pass(model, batch, shards, n_cycles=N_CYCLES, n_copies=copies, generator=generator)
+    settings: dict[str, Any] = {"n_cycles": N_CYCLES, "n_copies": copies, "generator": generator}
+    own = training_pass(model, batch, shards, **settings, mini_rollout=ROLLOUT)
     # The loop gathers the rows of the bonds; here all ranks know them.
     bonds = shard_batch(batch_of(n, seed, samples), Peers(0, 1))["token_bonds"]
     missing = shards.n_padded - n
@@ -188,8 +198,8 @@ def test_no_backward_can_be_left_out(rank_pool, name):
 
 def shallow(n_block: int) -> ModelConfig:
     """So many blocks of the Pairformer and of the MSA module; one of the diffusion module."""
-    diffusion = replace(MINI.diffusion, n_block=1)
-    return replace(MINI, n_pairformer=n_block, n_msa=n_block, diffusion=diffusion)
+    diffusion = replace(MINI_JUDGING.diffusion, n_block=1)
+    return replace(MINI_JUDGING, n_pairformer=n_block, n_msa=n_block, diffusion=diffusion)
 
 
 def check_each_left_out(size: int, n_block: int, uses: set[str]) -> dict[str, list[float]]:
@@ -204,7 +214,15 @@ def check_each_left_out(size: int, n_block: int, uses: set[str]) -> dict[str, li
     def keep(_: Any, __: Any, gradients: Any) -> None:
         seen["ds"] = gradients[0].clone()
 
+    def keep_of_head(_: Any, __: Any, gradients: Any) -> None:
+        seen["ds of the head"] = gradients[0].clone()
+
     model.trunk.linear_s_init.register_full_backward_hook(keep)
+    # Which gives nothing back: what its first block would have given of the s that it normalised.
+    head = model.confidence
+    assert head is not None
+    first = cast(PairformerBlock, head.pairformer.blocks[0])
+    first.attention.norm.register_full_backward_hook(keep_of_head)
 
     def step(name: str = "", turn: int = 0) -> tuple[dict[str, Tensor], Counter[str]]:
         loss = shared_loss(model, 6, 2, peers)
@@ -215,7 +233,7 @@ def check_each_left_out(size: int, n_block: int, uses: set[str]) -> dict[str, li
         return found | seen, Counter(record.use for record in records)
 
     right, calls = step()
-    calls[pairformer.RESULT] = n_block  # whose backward sends nothing
+    calls[pairformer.RESULT] = n_block + 1  # whose backward sends nothing
     return {
         name: [max(error(x, right[key]) for key, x in step(name, turn)[0].items()) for turn in range(number)]
         for name, number in sorted(calls.items())
@@ -230,8 +248,8 @@ def test_no_single_backward_can_be_left_out(rank_pool, size, n_block):
     uses = collectives.USES.keys() - USES_OF_FOUR if size == 2 else USES_OF_FOUR
     off = rank_pool.run(check_each_left_out, size, n_block, set(uses))[0]
     assert off.keys() == uses
-    triangles = 2 * n_block + MINI.n_template
-    expected = {triangle.BIAS: 2 * triangles, pairformer.KEYS_VALUES: n_block}
+    triangles = 2 * n_block + MINI_JUDGING.n_template + 1  # that of the confidence head
+    expected = {triangle.BIAS: 2 * triangles, pairformer.KEYS_VALUES: n_block + 1}
     expected |= {triangle.OPERAND: triangles, triangle.PRODUCT: triangles}
     expected |= dict.fromkeys(USES_OF_FOUR, 2 * triangles)
     for name in expected.keys() & uses:
@@ -255,8 +273,9 @@ class Seen(TorchDispatchMode):
         self.kinds: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "c10d" in function.namespace:
-            name = function.overloadpacket.__name__
+        name = function.overloadpacket.__name__
+        # The judged structure is sent to all without a gradient.
+        if "c10d" in function.namespace and name != "broadcast_":
             self.kinds.append(self.KINDS.get(name, name))
         return function(*args, **(kwargs or {}))
 

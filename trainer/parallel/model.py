@@ -13,6 +13,7 @@ from megafold.trainer.losses.total import LossShare
 from megafold.trainer.mini_rollout import MiniRollout
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.model.outputs import ModelOutputs, TrunkOutputs
+from megafold.trainer.parallel.confidence import judge
 from megafold.trainer.parallel.diffusion import own_copies, prepare
 from megafold.trainer.parallel.shards import Shards
 from megafold.trainer.parallel.trunk import run_trunk
@@ -23,7 +24,8 @@ class SharedPass:
     """One rank's part of a training pass.
 
     Attributes:
-        outputs: of ``z_trunk`` and ``distogram_logits`` this rank's rows, of the copies its own.
+        outputs: of ``z_trunk``, ``distogram_logits`` and the pair-shaped logits of the confidence head this
+            rank's rows, of the copies its own.
         share: which part of the loss they make; the parts of an SP group add up to the sample's loss.
         batch: the batch, with the ground truth that they are to be compared with.
     """
@@ -53,25 +55,34 @@ def training_pass(
         n_copies: S, of the sample, not of the rank.
         generator: as in the serial model. Its state, and that of torch's own generator, must be the same
             on all ranks of the group: all of them draw all numbers.
-        mini_rollout: what the ground truth follows before it is noised.
+        mini_rollout: what the ground truth follows before it is noised, and the confidence head judges.
 
     Raises:
-        ConfigError: ``n_cycles`` is below 1.
+        ConfigError: ``n_cycles`` is below 1, or a network without a confidence head is to judge.
     """
     if n_cycles < 1:
         raise ConfigError(f"n_cycles must be at least 1, got {n_cycles}")
     with ops.use_backend(model.backend):
         trunk = run_trunk(model.trunk, batch, n_cycles, shards)
+    predicted: Tensor | None = None
     if mini_rollout is not None:
         rollout = partial(_rollout, model, batch, trunk, shards, generator)
-        batch = mini_rollout.settle(batch, rollout)
+        batch, predicted = mini_rollout.settle(batch, rollout)
     copies = model.noise_copies(batch, n_copies, generator)
     index, weight = own_copies(n_copies, shards.peers, copies.sigma)
     noised, sigma, target = (x[:, index] for x in (copies.noised, copies.sigma, copies.target))
     with ops.use_backend(model.backend):
         denoised = model.diffusion(noised, sigma, prepare(model.diffusion, batch, trunk, shards))
-    outputs = ModelOutputs(trunk=trunk, denoised=denoised, noised=noised, sigma=sigma, target=target)
-    return SharedPass(outputs=outputs, share=LossShare(rows=shards.rows, copy_weight=weight), batch=batch)
+        confidence = None
+        if mini_rollout is not None and mini_rollout.judged and predicted is not None:
+            if model.confidence is None:
+                raise ConfigError("this network has no confidence head")
+            confidence = judge(model.confidence, batch, trunk, predicted, shards)
+    outputs = ModelOutputs(
+        trunk=trunk, denoised=denoised, noised=noised, sigma=sigma, target=target, confidence=confidence
+    )
+    share = LossShare(rows=shards.rows, copy_weight=weight, whole_weight=1 / shards.peers.size)
+    return SharedPass(outputs=outputs, share=share, batch=batch)
 
 
 def _rollout(

@@ -13,7 +13,7 @@ from megafold.trainer.batches import Batch, TrainingData
 from megafold.trainer.errors import ConfigError
 from megafold.trainer.loop import Trainer, autocast, to_device
 from megafold.trainer.losses import TrainingLoss, training_loss
-from megafold.trainer.mini_rollout import MiniRollout
+from megafold.trainer.mini_rollout import MiniRollout, is_judged
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.parallel.batches import N_TOKEN, shard_batch
 from megafold.trainer.parallel.mesh import Peers
@@ -46,7 +46,7 @@ class SharedLoss:
                 n_cycles=cycles,
                 n_copies=config.n_copies,
                 generator=trainer.generator,
-                mini_rollout=MiniRollout.of(batch, config),
+                mini_rollout=MiniRollout.of(batch, config, judged=is_judged(model, config)),
             )
         features = own.batch
         if config.loss_weights.bond > 0:
