@@ -373,7 +373,7 @@ def test_rows_of_ranks_add_up():
     logits = logits_of(batch, x)
     whole = confidence_losses(batch, logits, with_pae=True)
     expected = gradients(whole, logits)
-    sums = dict.fromkeys(whole, 0.0)
+    sums = {name: torch.zeros_like(term.per_sample) for name, term in whole.items()}
     parts = []
     for first in (0, 4, 8):
         rows = slice(first, first + 4)
