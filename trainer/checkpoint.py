@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 
 from megafold.trainer.errors import CheckpointError
 
@@ -144,6 +145,26 @@ def require_same_data(path: Path, stored: Mapping[str, Any], present: Mapping[st
             f"{path} was trained on other data ({'; '.join(differences)}). Resume with the same manifest and "
             "stream settings, or allow other data explicitly (allow_other_data)."
         )
+
+
+def with_new_parts(state: dict[str, Any], model: nn.Module, prefix: str) -> dict[str, Any]:
+    """A checkpoint for a model that has been given parts since, whose names begin with ``prefix``.
+
+    They start as the model has them, without moments; they must come last among its parameters. A checkpoint
+    that lacks nothing, or anything else, is returned as it is.
+    """
+    present = model.state_dict()
+    new = {name: value for name, value in present.items() if name not in state["model"]}
+    if not new or not all(name.startswith(prefix) for name in new):
+        return state
+    trained = sum(parameter.requires_grad for parameter in model.parameters())
+    groups = [{**group, "params": list(range(trained))} for group in state["optimizer"]["param_groups"]]
+    return {
+        **state,
+        "model": {**state["model"], **new},
+        "average": {**state["average"], **new},
+        "optimizer": {**state["optimizer"], "param_groups": groups},
+    }
 
 
 def random_state(generator: torch.Generator) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megafold.trainer.batches import Batch
+from megafold.trainer.confidence_scores import ConfidenceScores, confidence_scores
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.loop import autocast, to_device
 from megafold.trainer.losses.permutation import with_nearest_truth
 from megafold.trainer.metrics import lddt, rmsd
+from megafold.trainer.mini_rollout import is_judged
 from megafold.trainer.structure_output import write_mmcif
 
 
@@ -25,10 +27,14 @@ class SampledStructure:
 
     Attributes:
         entry: the sample's entry.
-        path: mmCIF file with one model a structure.
+        path: mmCIF file with one model a structure; B factors are expected lDDTs, 0 to 100, where the
+            confidence head is trained.
         lddt: all atoms, pairs within a residue left out.
         lddt_center: the tokens' centre atoms alone (Cα, C1', ligand atoms).
         rmsd: all atoms, Å.
+        plddt: what the confidence head expects, 0 to 1, over all atoms; empty where it is not trained.
+        ptm, iptm, ranking: TM scores that it expects, and AF3's score to rank structures by; empty where PAE
+            is not trained. ``iptm`` is None of a single chain.
     """
 
     entry: str
@@ -36,6 +42,10 @@ class SampledStructure:
     lddt: tuple[float, ...]
     lddt_center: tuple[float, ...]
     rmsd: tuple[float, ...]
+    plddt: tuple[float, ...] = ()
+    ptm: tuple[float, ...] = ()
+    iptm: tuple[float | None, ...] = ()
+    ranking: tuple[float, ...] = ()
 
 
 def sample_structures(
@@ -59,13 +69,7 @@ def sample_structures(
     was_training = model.training
     model.eval()
     with torch.no_grad(), autocast(device, config.precision):
-        coords = model.sample(
-            features,
-            n_cycles=config.sample_cycles,
-            n_samples=config.sample_count,
-            n_steps=config.sample_steps,
-            generator=generator,
-        )
+        coords, judged = _predict(model, features, config, generator)
     model.train(was_training)
     arrays = {name: value.cpu().numpy() for name, value in features.items()}
     truths = _truths(features, coords, batch.get("symmetry"))
@@ -77,11 +81,51 @@ def sample_structures(
         entry = str(meta.get("entry", f"sample-{index}"))
         written[entry] += 1
         number = "" if written[entry] == 1 else f"-{written[entry]}"
+        path, about = folder / f"{entry}{number}.cif", {**meta, "entry": entry}
         models = coords[index].double().cpu().numpy()
-        structures.append(
-            _measure(models, own_truths, own, {**meta, "entry": entry}, folder / f"{entry}{number}.cif")
-        )
+        write_mmcif(path, models, own, about, _b_factors(judged, index))
+        measured = _measure(models, own_truths, own)
+        confidence = _confidence(judged, index, with_pae=config.alpha_pae > 0)
+        structures.append(SampledStructure(entry=entry, path=path, **measured, **confidence))
     return structures
+
+
+def _predict(
+    model: Any, features: dict[str, Tensor], config: TrainConfig, generator: torch.Generator
+) -> tuple[Tensor, list[ConfidenceScores]]:
+    """S structures [B, S, N_atom, 3] of each sample, and what the head says of each, where it is trained."""
+    settings = {
+        "n_samples": config.sample_count,
+        "n_steps": config.sample_steps,
+        "generator": generator,
+    }
+    if not is_judged(model, config):
+        return model.sample(features, n_cycles=config.sample_cycles, **settings), []
+    trunk = model.run_trunk(features, n_cycles=config.sample_cycles)
+    coords: Tensor = model.rollout(features, trunk, **settings)
+    return coords, [
+        confidence_scores(features, model.judge(features, trunk, own)) for own in coords.unbind(1)
+    ]
+
+
+def _b_factors(judged: Sequence[ConfidenceScores], index: int) -> NDArray[np.float64] | None:
+    """Expected lDDTs [S, N_atom] of one sample's structures, 0 to 100."""
+    if not judged:
+        return None
+    return np.stack([100 * scores.plddt[index].double().cpu().numpy() for scores in judged])
+
+
+def _confidence(judged: Sequence[ConfidenceScores], index: int, *, with_pae: bool) -> dict[str, Any]:
+    """Scores of one sample's structures; those that PAE gives only if it is trained."""
+    found: dict[str, Any] = {"plddt": tuple(float(scores.mean_plddt[index]) for scores in judged)}
+    if with_pae:
+        iptm = [float(scores.iptm[index]) for scores in judged]
+        found |= {
+            "ptm": tuple(float(scores.ptm[index]) for scores in judged),
+            "iptm": tuple(None if np.isnan(value) else value for value in iptm),
+            "ranking": tuple(float(scores.ranking[index]) for scores in judged),
+        }
+    return found
 
 
 def _truths(
@@ -100,20 +144,15 @@ def _measure(
     models: NDArray[np.float64],
     truths: Sequence[tuple[NDArray[np.float32], NDArray[np.bool_]]],
     features: Mapping[str, NDArray[Any]],
-    meta: Mapping[str, Any],
-    path: Path,
-) -> SampledStructure:
-    """Compare the models [S, N_atom, 3] of one sample with their ground truths, and write them."""
+) -> dict[str, tuple[float, ...]]:
+    """Compare the models [S, N_atom, 3] of one sample with their ground truths."""
     residue = features["ref_space_uid"]
     center = features["center_atom"][features["token_mask"]]
     compared = [(model, *truth) for model, truth in zip(models, truths, strict=True)]
-    write_mmcif(path, models, features, meta)
-    return SampledStructure(
-        entry=meta["entry"],
-        path=path,
-        lddt=tuple(lddt(model, truth, resolved, residue) for model, truth, resolved in compared),
-        lddt_center=tuple(
+    return {
+        "lddt": tuple(lddt(model, truth, resolved, residue) for model, truth, resolved in compared),
+        "lddt_center": tuple(
             lddt(model[center], truth[center], resolved[center]) for model, truth, resolved in compared
         ),
-        rmsd=tuple(rmsd(model, truth, resolved) for model, truth, resolved in compared),
-    )
+        "rmsd": tuple(rmsd(model, truth, resolved) for model, truth, resolved in compared),
+    }

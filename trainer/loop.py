@@ -22,6 +22,7 @@ from megafold.trainer.checkpoint import (
     random_state,
     require_same_data,
     restore_random_state,
+    with_new_parts,
 )
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.data_parallel import Ranks
@@ -408,6 +409,10 @@ class Trainer:
         same_data = state["data"] == dict(self._feed.identity)
         if not allow_other_data:
             require_same_data(path, state["data"], self._feed.identity)
+        grown = with_new_parts(state, self.model, "confidence.")
+        if grown is not state and self.ranks.is_first:
+            print(f"{path} is from before the confidence head, which starts anew", flush=True)
+        state = grown
         try:
             self.model.load_state_dict(state["model"])
             self.average.load_state_dict(state["average"])

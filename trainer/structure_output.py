@@ -73,7 +73,7 @@ def write_mmcif(
         features: features of one sample, named as in the sample schema, without a batch axis.
         meta: optional names: ``entry``; ``comp_ids``, a component code for each token; ``label_asym_ids``
             and ``auth_asym_ids``, chain names by ``asym_id``.
-        b_factors: B factors, or confidences, [N_atom]; 0 without.
+        b_factors: B factors, or confidences, [N_atom], or [N_model, N_atom] for several models; 0 without.
         mask: bool [N_atom], atoms to write; all real ones without.
 
     Raises:
@@ -92,6 +92,7 @@ def write_mmcif(
     if not np.isfinite(models[:, written]).all():
         raise ValueError(f"{path}: a position is not finite")
     b_iso = np.zeros(n_atom) if b_factors is None else np.asarray(b_factors, np.float64)
+    b_iso = np.broadcast_to(b_iso, models.shape[:2])
     residues = _residues(arrays, meta)
     entry = str(meta.get("entry", path.stem))
     text = [
@@ -260,7 +261,7 @@ def _atom_rows(
                     "",
                     *(x, y, z),
                     "1.00",
-                    f"{b_iso[atom]:.2f}",
+                    f"{b_iso[number - 1, atom]:.2f}",
                     str(residue.auth_seq_id),
                     residue.comp_id,
                     residue.auth_asym_id,

@@ -16,7 +16,7 @@ from megafold.trainer.presets.model import AF3, SMALL, TINY
 from tests.trainer.batches import pad_batch, random_batch
 from tests.trainer.networks import MINI, MINI_JUDGING, as_dtype, mini_model
 
-SIZES = MINI_JUDGING.confidence
+SIZES = MINI_JUDGING.confidence or ConfidenceConfig()
 PAIRS = ("pae", "pde")
 
 
@@ -77,18 +77,18 @@ def test_the_head_is_algorithm_31():
     s_inputs, z = trunk.s_inputs[0].detach().numpy(), trunk.z_trunk[0].detach().numpy().copy()
     x = coords[0].numpy()[batch["rep_atom"][0].numpy()]
     lower = np.linspace(3.25, 50.75, 39)
-    kinds = set()
+    seen = set()
     for i in range(n):
         for j in range(n):
             z[i, j] += weight["linear_z_row.weight"] @ s_inputs[i]
             z[i, j] += weight["linear_z_column.weight"] @ s_inputs[j]
             distance = np.sqrt(((x[i] - x[j]) ** 2).sum())
-            bins = np.flatnonzero(distance > lower)
-            kinds.add(len(bins))
-            if len(bins):  # the last edge below it; nothing below the first edge
-                z[i, j] += weight["linear_distance.weight"][:, bins[-1]]
-    assert len(kinds) > 4
-    assert 0 in kinds
+            below = np.flatnonzero(distance > lower)
+            seen.add(len(below))
+            if len(below):  # nothing below the first edge
+                z[i, j] += weight["linear_distance.weight"][:, below[-1]]
+    assert len(seen) > 4
+    assert 0 in seen
     mask = torch.ones(1, n, dtype=torch.bool)
     given = (trunk.s_trunk.detach(), torch.from_numpy(z)[None], mask, mask[:, :, None] & mask[:, None])
     s, z = (value[0].detach().numpy() for value in head.pairformer(*given))

@@ -20,9 +20,9 @@ from megafold.trainer.parallel.mesh import ParallelMesh, Peers, require_divisibl
 from megafold.trainer.parallel.training import SharedLoss, shared_data
 from tests.trainer.batches import random_batch
 from tests.trainer.fakes import FakeModel, quick_config
-from tests.trainer.networks import MINI, as_dtype, mini_model
+from tests.trainer.networks import MINI_JUDGING, as_dtype, mini_model
 
-LITTLE = replace(MINI, n_pairformer=1, n_msa=1, diffusion=replace(MINI.diffusion, n_block=1))
+LITTLE = replace(MINI_JUDGING, n_pairformer=1, n_msa=1, diffusion=replace(MINI_JUDGING.diffusion, n_block=1))
 
 
 class Entries(Dataset[dict[str, Tensor]]):
@@ -71,6 +71,9 @@ def config_of(sp: int, accumulate: int, steps: int, n_cycles: int = 2) -> TrainC
         n_copies=2,
         n_cycles=n_cycles,
         alpha_bond=0.5,
+        alpha_confidence=0.1,
+        alpha_pae=0.5,
+        rollout_steps=2,
         learning_rate=1e-3,
     )
 
