@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megafold.trainer.batches import Batch
 from megafold.trainer.config import TrainConfig
-from megafold.trainer.loop import autocast, to_device
+from megafold.trainer.devices import autocast, to_device
 from megafold.trainer.losses.permutation import with_nearest_truth
 from megafold.trainer.metrics import lddt, rmsd
 from megafold.trainer.structure_output import write_mmcif
