@@ -108,6 +108,8 @@ def run_training(
 
     Raises:
         CheckpointError: the folder holds another run, or one is at work there, or a checkpoint does not fit.
+        ConfigError: there is no such preset or device, or ``sp`` does not divide the ranks.
+        DataError: there are no data, or a batch lacks a feature.
         DivergedError: too many steps in a row were not finite.
         PeerError: another rank has died.
     """
