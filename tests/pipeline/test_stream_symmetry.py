@@ -135,20 +135,22 @@ def test_automorphisms_of_what_is_in_the_crop(tokens, expected):
 
 
 def test_arginines_nitrogens_are_told_apart_in_chains_alone():
-    names = ["NE", "CZ", "HE", "NH1", "NH2"]  # a flat group has no handedness that would tell them
+    # A flat group has no handedness that would tell them; the two oxygens stay alike.
     guanidinium: Any = SimpleNamespace(
-        atom_names=names,
-        heavy_atoms=np.array([0, 1, 3, 4]),
-        automorphisms=np.array([[0, 1, 3, 4], [0, 1, 4, 3]]),
+        atom_names=["NE", "CZ", "HE", "NH1", "NH2", "O", "OXT"],
+        heavy_atoms=np.array([0, 1, 3, 4, 5, 6]),
+        automorphisms=np.array([[0, 1, *n, *o] for n in ([3, 4], [4, 3]) for o in ([5, 6], [6, 5])]),
         bonds=np.array([[0, 1], [0, 2], [1, 3], [1, 4]]),
-        ref_pos=np.array([[0, 1, 0], [0, 0, 0], [1, 1.5, 0], [-0.9, -0.5, 0], [0.9, -0.5, 0]]),
+        ref_pos=np.array(
+            [[0, 1, 0], [0, 0, 0], [1, 1.5, 0], [-0.9, -0.5, 0], [0.9, -0.5, 0], *[[9, 9, 9]] * 2]
+        ),
     )
     library: Any = {"ARG": guanidinium, "GDN": guanidinium}
-    here = np.array([0, 1, 3, 4], np.int32)
-    both = [[0, 1, 2, 3], [0, 1, 3, 2]]
-    assert residue_orders(library, "ARG", here, by_handedness=True).tolist() == []
-    assert residue_orders(library, "ARG", here, by_handedness=False).tolist() == both
-    assert residue_orders(library, "GDN", here, by_handedness=True).tolist() == both
+    here = np.array([0, 1, 3, 4, 5, 6], np.int32)
+    oxygens = [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 5, 4]]
+    assert residue_orders(library, "ARG", here, by_handedness=True).tolist() == oxygens
+    assert len(residue_orders(library, "ARG", here, by_handedness=False)) == 4
+    assert len(residue_orders(library, "GDN", here, by_handedness=True)) == 4
 
 
 def test_bonds_between_chains_are_named_alike_in_copies():
