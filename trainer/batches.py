@@ -109,7 +109,11 @@ class TrainingData:
     evaluate: Sequence[Any] = ()
 
     def order(self, seed: int, ranks: Ranks) -> SampleOrder:
-        """The sampler."""
+        """The sampler.
+
+        Raises:
+            DataError: there is none, and the data set has no length or is empty.
+        """
         if self.sampler is not None:
             return self.sampler
         if not isinstance(self.dataset, Sized):

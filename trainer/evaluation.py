@@ -14,7 +14,7 @@ from torch import Tensor
 from megafold.trainer.batches import Batch
 from megafold.trainer.confidence_scores import ConfidenceScores, confidence_scores
 from megafold.trainer.config import TrainConfig
-from megafold.trainer.loop import autocast, to_device
+from megafold.trainer.devices import autocast, to_device
 from megafold.trainer.losses.permutation import with_nearest_truth
 from megafold.trainer.metrics import lddt, rmsd
 from megafold.trainer.mini_rollout import is_judged

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from megafold.trainer import ops
-from megafold.trainer.batches import Batch, SamplerState, resolutions
+from megafold.trainer.batches import Batch, SamplerState
 from megafold.trainer.checkpoint import (
     CheckpointFolder,
     load_checkpoint,
@@ -26,6 +26,7 @@ from megafold.trainer.checkpoint import (
 )
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.data_parallel import Ranks
+from megafold.trainer.devices import autocast, resolve_device, to_device
 from megafold.trainer.ema import WeightAverage
 from megafold.trainer.errors import CheckpointError, ConfigError, DataError, DivergedError
 from megafold.trainer.graphs import BlockGraphs, CudaRecorder
@@ -33,7 +34,7 @@ from megafold.trainer.logging import RunLog, SilentLog
 from megafold.trainer.losses import TrainingLoss, training_loss
 from megafold.trainer.mini_rollout import MiniRollout, is_judged
 from megafold.trainer.model.model import AlphaFold3
-from megafold.trainer.model.msa_rows import DRAWS, named_draws
+from megafold.trainer.model.msa_rows import DRAWS
 from megafold.trainer.optimizer import (
     clip_gradients,
     gradient_norm,
@@ -507,31 +508,6 @@ def _rolling(model: nn.Module) -> AlphaFold3:
     return model
 
 
-def resolve_device(name: str, ranks: Ranks) -> torch.device:
-    """The device that a setting means; ``auto`` takes this rank's GPU where there is one.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"device {name!r}: give auto, cpu, cuda or one of several GPUs as cuda:1"
-        ) from error
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", ranks.local_rank)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and device.index >= count:
-        raise ConfigError(
-            f"device {device}: PyTorch {torch.__version__} finds {count} GPUs here; give another device, "
-            "start no more ranks a machine than it has GPUs, or install a PyTorch that was built for these"
-        )
-    return device
-
-
 def block_graphs(config: TrainConfig, device: torch.device) -> BlockGraphs | None:
     """CUDA graphs of a run's blocks; None where there can be none.
 
@@ -539,28 +515,6 @@ def block_graphs(config: TrainConfig, device: torch.device) -> BlockGraphs | Non
     """
     possible = device.type == "cuda" and torch.version.hip is None and config.sp == 1
     return BlockGraphs(CudaRecorder(device)) if possible and config.cuda_graphs == "auto" else None
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context of a forward pass in ``bf16`` or ``fp32``."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-
-
-def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """The tensors of a batch, on a device; what is not a tensor stays behind."""
-    tensors = {
-        name: value
-        for name, value in {**batch, **named_draws(batch), **resolutions(batch)}.items()
-        if isinstance(value, Tensor)
-    }
-    missing = sorted(_NEEDED - tensors.keys())
-    if missing:
-        raise DataError(f"a batch lacks the features {missing}; it has {sorted(tensors)}")
-    return {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
-
-
-#: Features without which nothing can be learned.
-_NEEDED = frozenset("token_mask atom_mask atom_to_token rep_atom coords coords_mask".split())
 
 
 def _cycles(config: TrainConfig, step: int) -> int:

@@ -16,9 +16,10 @@ from megafold.trainer.batches import BatchStream, TrainingData
 from megafold.trainer.checkpoint import CheckpointFolder
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.data_parallel import Ranks
+from megafold.trainer.devices import resolve_device
 from megafold.trainer.errors import CheckpointError
 from megafold.trainer.evaluation import SampledStructure, sample_structures
-from megafold.trainer.loop import Feed, RunResult, Trainer, resolve_device
+from megafold.trainer.loop import Feed, RunResult, Trainer
 from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.parallel.mesh import ParallelMesh, require_divisible
 from megafold.trainer.parallel.training import SharedLoss, shared_data
@@ -107,6 +108,8 @@ def run_training(
 
     Raises:
         CheckpointError: the folder holds another run, or one is at work there, or a checkpoint does not fit.
+        ConfigError: there is no such preset or device, or ``sp`` does not divide the ranks.
+        DataError: there are no data, or a batch lacks a feature.
         DivergedError: too many steps in a row were not finite.
         PeerError: another rank has died.
     """

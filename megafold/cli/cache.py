@@ -257,7 +257,7 @@ def verify(cache: Path | str, quick: bool, corpus: Path | None, as_json: bool, *
             findings += checks.check_corpus(store, manifest, sources)
             if number != 0:
                 again = _counter("entries computed again", silent=as_json)
-                findings += checks.check_recompute(store, manifest, sources, number, again)
+                findings += checks.check_recompute(manifest, sources, number, again)
     serious = [finding for finding in findings if finding.level != "info"]
     if as_json:
         click.echo(json.dumps({"ok": not serious, "findings": [f.to_json() for f in findings]}, indent=1))
@@ -363,7 +363,7 @@ def info(cache: Path | str, show_failures: bool, as_json: bool) -> None:
 @_json_option
 def ls(cache: Path | str, as_json: bool) -> None:
     """The entries of CACHE, one a line."""
-    manifest = _snapshot(cache)
+    _, manifest = _snapshot(cache)
     names = ("entry", "assembly", "n_token", "n_atom", "release_date", "resolution", "method")
     rows = []
     for row in manifest.table.to_pylist():
@@ -393,11 +393,12 @@ def ls(cache: Path | str, as_json: bool) -> None:
     Console(highlight=False, width=_WIDEST).print(table)
 
 
-def _snapshot(cache: Path | str) -> Any:
-    manifest = _open(cache)[1]
+def _snapshot(cache: Path | str) -> tuple[Any, Any]:
+    """The store and its current manifest, which has to be there."""
+    store, manifest = _open(cache)
     if manifest is None:
         raise click.UsageError(f"{cache} has no snapshot yet: run `megafold cache build`")
-    return manifest
+    return store, manifest
 
 
 @command.command(short_help="One entry of CACHE, or one object.")
@@ -406,8 +407,7 @@ def _snapshot(cache: Path | str) -> Any:
 @_json_option
 def show(cache: Path | str, name: str, as_json: bool) -> None:
     """One entry of CACHE, or one object by the first digits of its digest."""
-    store, _ = _open(cache)
-    manifest = _snapshot(cache)
+    store, manifest = _snapshot(cache)
     rows = [row for row in manifest.table.to_pylist() if row["entry"] == name.lower()]
     if rows:
         digests = [rows[0]["structure"], rows[0]["pairing"]]

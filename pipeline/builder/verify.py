@@ -1,11 +1,12 @@
 """Checking a cache: is what it holds whole, does it fit its corpus, does it come out the same again?
 
-Five questions, each with its findings and what to do about them:
+Six questions, each with its findings and what to do about them:
 
 - the store: every object decodes and hashes to its name, nothing named is missing (:func:`check_store`),
 - the stages: did the versions at hand compute it (:func:`check_versions`),
 - the schema: every object is of the kind and shape its manifest row says (:func:`check_schema`),
 - the corpus: which entries are new, changed or gone since the build (:func:`check_corpus`),
+- the clusters: were they made as is asked now (:func:`check_clusters`),
 - the featurizer: computed again, does an entry come out with the same digest (:func:`check_recompute`)?
 """
 
@@ -299,12 +300,7 @@ def options_of(manifest: Manifest) -> StructureOptions:
 
 
 def check_recompute(
-    store: Store,
-    manifest: Manifest,
-    sources: Sources,
-    number: int | None,
-    progress: Progress,
-    seed: int = 0,
+    manifest: Manifest, sources: Sources, number: int | None, progress: Progress
 ) -> list[Finding]:
     """Featurize ``number`` entries again (None: all) into a scratch cache and compare digests.
 
@@ -313,7 +309,7 @@ def check_recompute(
     rows = {row.entry: row for row in entry_rows(manifest)}
     chosen = sorted(rows)
     if number is not None:
-        chosen = sorted(random.Random(seed).sample(chosen, min(number, len(chosen))))
+        chosen = sorted(random.Random(0).sample(chosen, min(number, len(chosen))))
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="megafold-recompute-") as scratch:
         again = LocalStore.create(Path(scratch) / "cache")

@@ -70,10 +70,7 @@ def family(seed: int, span: int, index: int) -> Family:
     fold = grow_fold(rng, kinds, int(rng.integers(shortest, longest + 1)))
     counts = neighbour_counts(fold.backbone)
     burial = np.clip((counts - 4) / 8, 0, 1)
-    letters = [
-        _design(rng, state, burial[i], fold.phi[i], fold.phi[i + 1] if i + 1 < len(fold) else -120.0)
-        for i, state in enumerate(fold.structure)
-    ]
+    letters = [_design(rng, state, burial[i], fold.phi[i]) for i, state in enumerate(fold.structure)]
     loop = np.array([state == "L" for state in fold.structure])
     rates = 0.35 + 1.1 * (1 - burial) + 0.6 * loop
     return Family(
@@ -81,7 +78,7 @@ def family(seed: int, span: int, index: int) -> Family:
     )
 
 
-def _design(rng: Generator, state: str, burial: float, phi: float, next_phi: float) -> str:
+def _design(rng: Generator, state: str, burial: float, phi: float) -> str:
     if phi > 0:
         return "G" if phi > 65 or rng.random() < 0.5 else "N"
     buried, exposed = _DESIGN[state]

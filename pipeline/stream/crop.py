@@ -116,9 +116,11 @@ def _resolved_contiguous(
 def spatial_order(token_center: NDArray[np.float32], pool: Tokens, center: int) -> Tokens:
     """AlphaFold-Multimer's algorithm 2: tokens of ``pool`` by distance from token ``center``.
 
-    Equal distances keep the entry's order; tokens without coordinates come last.
+    The centre itself comes first, whatever else lies in its place, so that every crop holds it. Equal
+    distances keep the entry's order; tokens without coordinates come last.
     """
     distance = _squared_distances(token_center[[center]], token_center[pool])[0]
+    distance[pool == center] = -1
     return pool[np.argsort(np.where(np.isnan(distance), np.inf, distance), kind="stable")]
 
 

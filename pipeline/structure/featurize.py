@@ -121,7 +121,6 @@ class _Writer:
         self._entity_keys = [_entity_key(chain) for chain in self._chains]
         self._entities = {key: index + 1 for index, key in enumerate(dict.fromkeys(self._entity_keys))}
         self.used: list[Component] = []
-        self._component_index = np.empty(0, np.int64)
 
     def arrays(self, layout: Layout, interface_distance: float) -> dict[str, NDArray[Any]]:
         """All arrays of the object; fills :attr:`used`."""

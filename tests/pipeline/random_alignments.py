@@ -142,8 +142,3 @@ def expected(draft: AlignmentDraft) -> Expected:
         deletions.append([len(text) for text in row.inserted[:-1]])
         species.append(row.species)
     return Expected(np.array(classes), np.array(deletions), species)
-
-
-def blocks_of(draft: AlignmentDraft) -> int:
-    """Columns of the Stockholm text."""
-    return len(draft.query) + sum(_widths(draft))

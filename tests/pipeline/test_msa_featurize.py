@@ -61,6 +61,28 @@ def test_small_object(write):
     assert content.chunks["msa"] == (3, 4)
 
 
+@pytest.mark.parametrize("n_hit", [8191, 8192])
+def test_deep_alignment_is_counted_as_a_shallow_one(write, n_hit):
+    letters, rng = np.array(list("ARNDCQEGHILKMFPSTWYV-")), np.random.default_rng(n_hit)
+    query = "".join(letters[rng.integers(0, 20, 20)])
+    rows = np.where(rng.random((n_hit, 20)) < 0.3, list(query), letters[rng.integers(0, 21, (n_hit, 20))])
+    rows[rng.random(rows.shape) < 0.2] = "-"
+    rows = np.unique(rows, axis=0)[::-1]
+    text = "".join(f">{number}\n{''.join(row)}\n" for number, row in enumerate(rows))
+    content = content_for(query, MolType.PROTEIN, [write("hits.a3m", f">q\n{query}\n{text}")])
+    every = np.concatenate([[list(query)], rows])
+    assert content.arrays["msa"].shape == (20, len(every)) == (20, n_hit + 1)
+    profile = content.arrays["profile"].astype(np.float64)
+    shares = (every[:, :, None] == letters).mean(axis=0)
+    np.testing.assert_allclose(profile[:, :20], shares[:, :20], atol=1e-3)
+    np.testing.assert_allclose(profile[:, GAP], shares[:, 20], atol=1e-3)
+    np.testing.assert_allclose(profile.sum(axis=1), 1, atol=1e-3)
+    equal, aligned = (every == list(query)).sum(axis=1), (every != "-").sum(axis=1)
+    identity, coverage = content.arrays["rows"][2:]
+    assert abs(identity - 1000 * equal / aligned).max() <= 0.5
+    assert abs(coverage - 1000 * aligned / 20).max() <= 0.5
+
+
 def test_golden_digest(write):
     """What the stage makes of these inputs. Where it changes, raise ``VERSION`` in featurize.py."""
     path = write("hits.a3m", ">q\nMKV\n>a OX=1\nMabbbK-\n>b\n-RV\n>c OX=1\nMKV\n>d\nMKV\n")

@@ -111,14 +111,22 @@ def test_nucleotides_stop_at_the_atom_limit():
 def naive_spatial(center, pool, reference):
     def key(token):
         distance = sum((float(a) - float(b)) ** 2 for a, b in zip(center[token], center[reference]))  # noqa: B905
-        return (np.inf if np.isnan(distance) else distance, token)
+        return (token != reference, np.inf if np.isnan(distance) else distance, token)
 
     return sorted(pool, key=key)
 
 
+def test_a_crop_holds_its_centre_beside_others_in_its_place():
+    entry = tables([Chain(["ZN"], MolType.LIGAND, entity=2)] * 4)  # an ion on an axis, with its copies
+    config = CropConfig(tokens=1, contiguous=0, spatial=1, interface=0)
+    crops = [crop_entry(entry, config, RandomStreams(0, 0, index)) for index in range(40)]
+    assert all(list(crop.tokens) == [crop.center] for crop in crops)
+    assert {crop.center for crop in crops} == {0, 1, 2, 3}
+
+
 @settings(max_examples=60, deadline=None)
 @given(entry=entries(), data=st.data())
-def test_spatial_order_is_by_distance_then_index_unresolved_last(entry, data):
+def test_spatial_order_is_the_centre_then_by_distance_then_index_unresolved_last(entry, data):
     resolved = np.flatnonzero(entry.resolved)
     if not len(resolved):
         return

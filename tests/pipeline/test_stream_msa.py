@@ -63,6 +63,17 @@ def test_blocks_by_hand():
     ]  # counts: only single rows' are squashed
 
 
+def test_a_chain_that_a_paired_row_lacks_has_a_gap_there_without_deletions():
+    first = block([0], [0], [[1], [2], [3]], [[0], [1], [2]])
+    second = block([1], [0], [[4], [5]], [[7], [0]])
+    plan = plan_rows([3, 2], np.array([[0, 0], [1, 1], [2, -1]], np.int32), 16, rng())
+    features = msa_features(np.array([1, 4], np.int32), [first, second], plan)
+    assert features["msa"].tolist() == [[1, 4], [2, 5], [3, GAP]]
+    assert features["has_deletion"].tolist() == [[0, 1], [1, 0], [1, 0]]
+    expected = 2 / np.pi * np.arctan(np.array([[0, 7], [1, 0], [2, 0]]) / 3)
+    np.testing.assert_allclose(features["deletion_value"], expected, rtol=1e-6)
+
+
 def test_without_any_msa_there_is_the_query_alone():
     plan = plan_rows([], None, 16, rng())
     features = msa_features(np.array([3, 20], np.int32), [], plan)

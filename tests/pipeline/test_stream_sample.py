@@ -23,6 +23,7 @@ from megafold.pipeline.stream import (
     collate,
     validate_sample,
 )
+from megafold.pipeline.stream.labels import label_features
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
 
@@ -149,6 +150,14 @@ def test_labels_are_the_coordinates_moved_rigidly(cache):
     plain = whole(cache, augment=False)
     np.testing.assert_allclose(plain["coords"][mask].mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(plain["coords"][mask] - plain["coords"][0], (true[mask] - true[0]), atol=1e-4)
+
+
+def test_a_resolved_atom_without_a_b_factor_has_none():
+    coords = np.array([[1, 2, 3], [3, 2, 1], [np.nan] * 3], np.float32)
+    b_factor = np.array([np.nan, 7, np.nan], np.float32)
+    labels = label_features(coords, b_factor, np.array([True, True, False]), None)
+    assert labels["b_factor"].tolist() == [0, 7, 0]
+    assert labels["coords"].tolist() == [[-1, 0, 1], [1, 0, -1], [0, 0, 0]]
 
 
 def store_digest(stream):

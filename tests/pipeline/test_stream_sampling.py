@@ -204,6 +204,20 @@ def test_rotations_are_uniform_and_proper():
     assert abs((trace**2).mean() - 1) < 0.05
 
 
+def test_defaults_are_those_of_initial_training():
+    """AF3 SI 2.2, 2.4 (templates), 2.5.4 (chains), 2.7 and table 6 (crops)."""
+    config = StreamConfig()
+    crop, template = config.crop, config.template
+    assert (crop.tokens, crop.atoms, crop.max_chains, crop.interface_distance) == (384, 4608, 20, 15.0)
+    assert (crop.contiguous, crop.spatial, crop.interface) == (0.2, 0.4, 0.4)
+    assert CropConfig(tokens=640).atoms == 7680
+    assert CropConfig(tokens=64).atoms == 4608
+    assert (template.count, template.candidates, template.days_before_release) == (4, 20, 60)
+    assert (template.min_aligned, template.min_coverage, template.duplicate_coverage) == (10, 0.1, 0.95)
+    assert (template.missing_date, template.entry_missing_date) == (None, None)
+    assert (config.augment, config.sampling.weights) == (True, "af3")
+
+
 def test_settings_are_read_from_mappings():
     config = StreamConfig.from_mapping(
         {"seed": 3, "crop": {"tokens": 128}, "sampling": {"entries": ["1abc"], "weights": "uniform"}}

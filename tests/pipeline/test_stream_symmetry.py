@@ -1,5 +1,7 @@
 import itertools
 from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,14 @@ from megafold.pipeline.stream import CropConfig, SamplingConfig, Stream, StreamC
 from megafold.pipeline.stream.crop_view import CropView
 from megafold.pipeline.stream.entry import EntryTables
 from megafold.pipeline.stream.memory import Recent
-from megafold.pipeline.stream.symmetry import ChainCandidates, Symmetry, exchanges, residue_automorphisms
+from megafold.pipeline.stream.symmetry import (
+    ChainCandidates,
+    Symmetry,
+    chain_bonds,
+    exchanges,
+    residue_automorphisms,
+)
+from megafold.pipeline.stream.symmetry import _orders as residue_orders
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
 
@@ -123,6 +132,42 @@ def test_automorphisms_of_what_is_in_the_crop(tokens, expected):
         assert len(found) == 1
         assert found[0][0].tolist() == [atom + shift for atom in expected[0]]
         assert sorted(found[0].tolist()) == sorted([atom + shift for atom in row] for row in expected)
+
+
+def test_arginines_nitrogens_are_told_apart_in_chains_alone():
+    # A flat group has no handedness that would tell them; the two oxygens stay alike.
+    guanidinium: Any = SimpleNamespace(
+        atom_names=["NE", "CZ", "HE", "NH1", "NH2", "O", "OXT"],
+        heavy_atoms=np.array([0, 1, 3, 4, 5, 6]),
+        automorphisms=np.array([[0, 1, *n, *o] for n in ([3, 4], [4, 3]) for o in ([5, 6], [6, 5])]),
+        bonds=np.array([[0, 1], [0, 2], [1, 3], [1, 4]]),
+        ref_pos=np.array(
+            [[0, 1, 0], [0, 0, 0], [1, 1.5, 0], [-0.9, -0.5, 0], [0.9, -0.5, 0], *[[9, 9, 9]] * 2]
+        ),
+    )
+    library: Any = {"ARG": guanidinium, "GDN": guanidinium}
+    here = np.array([0, 1, 3, 4, 5, 6], np.int32)
+    oxygens = [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 5, 4]]
+    assert residue_orders(library, "ARG", here, by_handedness=True).tolist() == oxygens
+    assert len(residue_orders(library, "ARG", here, by_handedness=False)) == 4
+    assert len(residue_orders(library, "GDN", here, by_handedness=True)) == 4
+
+
+def test_bonds_between_chains_are_named_alike_in_copies():
+    peptides = [Chain(["ALA", "LYS"], sym=sym, origin=(0, 9 * sym, 0)) for sym in (1, 2)]
+    ligands = [Chain(["LGD"], MolType.LIGAND, entity=2, sym=sym, origin=(2, 9 * sym, 0)) for sym in (1, 2)]
+    bonds = [((c, 1, "NZ"), (c + 2, 0, "C2")) for c in (0, 1)]
+    bonds += [((0, 0, "CB"), (2, 0, "C3")), ((0, 0, "CB"), (0, 1, "NZ"))]  # the last within a chain
+    content = fake.structure("1abc", peptides + ligands, bonds)
+    found = chain_bonds(EntryTables.from_arrays(content.arrays, content.attributes))
+    ends = {tuple((chain, token) for chain, _, token in bond) for bond in found.tolist()}
+    # By hand: tokens 1 and 2 are chain 1, 3 and 4 chain 2; 5 to 8 and 9 to 12 the ligands C1, C2, O1, C3.
+    one_way = {((1, 2), (3, 6)), ((2, 4), (4, 10)), ((1, 1), (3, 8))}
+    assert len(found) == 6
+    assert ends == one_way | {bond[::-1] for bond in one_way}
+    place = {(chain, token): place for chain, place, token in found.reshape(-1, 3).tolist()}
+    assert place[1, 2] == place[2, 4] != place[1, 1]
+    assert place[3, 6] == place[4, 10] != place[3, 8]
 
 
 def test_a_crop_without_copies_has_no_candidates(tmp_path):

@@ -64,6 +64,13 @@ def test_at_most_twenty_candidates_in_the_order_of_the_files():
     assert allowed([hit() for _ in range(25)]) == (list(range(20)), {"over-limit": 5})
 
 
+def test_two_allowed_hits_give_none_one_or_both_equally_often():
+    rng = np.random.default_rng(0)
+    sizes = Counter(len(choose_hits(np.arange(2), 4, rng)) for _ in range(3000))
+    assert set(sizes) == {0, 1, 2}
+    assert all(abs(count / 3000 - 1 / 3) < 5 * np.sqrt(2 / 9 / 3000) for count in sizes.values())
+
+
 def test_numbers_of_templates_are_min_of_uniform_and_four():
     rng = np.random.default_rng(0)
     chosen = [choose_hits(np.arange(5, 15), 4, rng) for _ in range(4400)]

@@ -49,7 +49,7 @@ def test_healthy_cache_has_no_findings(built, sample):
     assert verify.check_versions(manifest) == []
     assert verify.check_schema(store, manifest) == []
     assert verify.check_corpus(store, manifest, sources(sample)) == []
-    assert verify.check_recompute(store, manifest, sources(sample), None, silent) == []
+    assert verify.check_recompute(manifest, sources(sample), None, silent) == []
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
@@ -173,7 +173,7 @@ def test_a_featurizer_that_computes_something_else_is_found(cache, sample, monke
 
     monkeypatch.setattr(tasks, "featurize_structure", shifted)
     store = LocalStore.at(cache)
-    findings = verify.check_recompute(store, store.manifest(), sources(sample), 2, silent)
+    findings = verify.check_recompute(store.manifest(), sources(sample), 2, silent)
     assert len([finding for finding in findings if finding.kind == "not-reproduced"]) == 2
 
 

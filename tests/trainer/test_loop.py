@@ -9,16 +9,17 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
 
 from megafold.trainer.checkpoint import load_checkpoint
-from megafold.trainer.data_parallel import Ranks
-from megafold.trainer.errors import ConfigError, DataError, DivergedError
+from megafold.trainer.errors import DataError, DivergedError
 from megafold.trainer.logging.csv_log import CsvLog, read_rows
 from megafold.trainer.logging.plot import draw_losses
-from megafold.trainer.loop import Feed, Trainer, resolve_device
+from megafold.trainer.loop import Feed, Trainer
+from megafold.trainer.losses import LossWeights, training_loss
 from tests.trainer.fakes import FakeFeed, FakeModel, quick_config
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,40 @@ def test_it_learns_and_records_every_step(tmp_path):
     draw_losses(tmp_path / "metrics.csv", tmp_path / "loss.png")
     assert imread(tmp_path / "loss.png").std() > 0
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_steps_are_clipped_adam_and_an_average(tmp_path):
+    """Three steps against numpy in float64: rate, clipping, Adam and the average together."""
+    trainer = make_trainer(
+        tmp_path, model=FakeModel(quiet=True), steps=3, clip_norm=0.25, warmup_steps=2, learning_rate=0.02
+    )
+    trainer.run()
+    model, norms = FakeModel(quiet=True), []
+    parameters = dict(model.named_parameters())
+    weights = {name: value.detach().double().numpy().copy() for name, value in parameters.items()}
+    average = {name: value.copy() for name, value in weights.items()}
+    m, v = ({name: np.zeros_like(value) for name, value in weights.items()} for _ in range(2))
+    for step, rate in enumerate((0.01, 0.02, 0.02), start=1):
+        batch = FakeFeed().batch(step)
+        loss = training_loss(batch, model(batch, n_cycles=1, n_copies=3), LossWeights()).total
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        gradients = {
+            name: np.zeros_like(weights[name]) if value is None else value.double().numpy()
+            for name, value in zip(parameters, found, strict=True)
+        }
+        norms.append(math.sqrt(sum((value**2).sum() for value in gradients.values())))
+        for name, parameter in parameters.items():
+            g = gradients[name] * min(1, 0.25 / norms[-1])
+            m[name], v[name] = 0.9 * m[name] + 0.1 * g, 0.95 * v[name] + 0.05 * g**2
+            root = np.sqrt(v[name] / (1 - 0.95**step)) + 1e-8
+            weights[name] -= rate * m[name] / (1 - 0.9**step) / root
+            average[name] = 0.9 * average[name] + 0.1 * weights[name]
+            parameter.data.copy_(torch.from_numpy(weights[name]))
+    assert min(norms) > 0.25
+    assert [float(row["grad_norm"]) for row in rows_of(tmp_path)] == pytest.approx(norms, rel=1e-4)
+    for name, parameter in trainer.model.named_parameters():
+        np.testing.assert_allclose(parameter.detach(), weights[name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(trainer.average.state_dict()[name], average[name], rtol=1e-4, atol=1e-5)
 
 
 def test_csv_has_each_step_once_after_a_resume(tmp_path):
@@ -172,7 +207,7 @@ SCRIPT = textwrap.dedent(
     """
     import sys, time
     from pathlib import Path
-    from megafold.trainer.loop import Feed, Trainer, resolve_device
+    from megafold.trainer.loop import Feed, Trainer
     from tests.trainer.fakes import FakeFeed, FakeModel, quick_config
 
     class Slow(FakeFeed):
@@ -214,14 +249,6 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, number):
     state = load_checkpoint(tmp_path / f"checkpoints/step-{step:08d}.pt")
     assert state["step"] == state["sampler"]["position"] == step
     assert int(rows_of(tmp_path)[-1]["step"]) == step
-
-
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "cuda"])
-def test_a_device_that_is_not_there_is_named(name, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=name):
-        resolve_device(name, Ranks())
-    assert resolve_device("auto", Ranks()) == torch.device("cpu")
 
 
 def test_a_drawing_without_room_hides_no_error(tmp_path, monkeypatch, capsys):

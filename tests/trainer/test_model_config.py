@@ -15,6 +15,54 @@ def test_defaults_are_the_supplements_sizes():
     assert (config.c_s, config.c_z, config.c_m, config.c_token, config.c_atom) == (384, 128, 64, 768, 128)
     assert (config.n_pairformer, config.n_msa, config.n_template) == (48, 4, 2)
     assert (config.diffusion.n_block, config.diffusion.n_head, config.c_s_inputs) == (24, 16, 449)
+    assert config.to_dict() == {
+        "c_s": 384,
+        "c_z": 128,
+        "c_m": 64,  # algorithm 8
+        "c_token": 768,
+        "c_atom": 128,
+        "c_atompair": 16,
+        "n_pairformer": 48,
+        "n_msa": 4,
+        "n_template": 2,  # algorithm 16
+        "n_cycles": 4,
+        "sigma_data": 16.0,  # SI 3.7
+        "r_max": 32,  # algorithm 3
+        "s_max": 2,
+        "n_distogram_bins": 64,
+        "atom": {"n_block": 3, "n_head": 4, "n_queries": 32, "n_keys": 128},  # algorithms 5 to 7
+        # Algorithms 11 to 17 and 24.
+        "pairformer": {
+            "c_triangle": 128,
+            "c_attention": 32,
+            "n_head_pair": 4,
+            "n_head_single": 16,
+            "n_transition": 4,
+            "dropout": 0.25,
+        },
+        "msa": {"c_outer_product": 32, "c_average": 32, "n_head": 8, "dropout": 0.15},  # algorithms 8 to 10
+        "template": {"c": 64},
+        # Algorithms 18 and 20 to 23, equation 7, SI 3.7.1.
+        "diffusion": {
+            "n_block": 24,
+            "n_head": 16,
+            "n_transition": 2,
+            "c_fourier": 256,
+            "p_mean": -1.2,
+            "p_std": 1.5,
+            "s_trans": 1.0,
+            "s_max": 160.0,
+            "s_min": 4e-4,
+            "p": 7.0,
+            "n_steps": 200,
+            "gamma_0": 0.8,
+            "gamma_min": 1.0,
+            "noise_scale": 1.003,
+            "step_scale": 1.5,
+        },
+        "activation_checkpointing": True,
+        "backend": "eager",
+    }
 
 
 @pytest.mark.parametrize("name", sorted(MODEL_PRESETS))

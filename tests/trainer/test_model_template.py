@@ -78,3 +78,46 @@ def test_mean_is_over_present_templates():
     empty = as_dtype(random_batch(0, n_templ=0))
     assert torch.count_nonzero(embedder(empty, z, pair_mask)) == 0
     assert torch.count_nonzero(embedder(pad_batch(empty, n_templ=2), z, pair_mask)) == 0
+
+
+def test_features_and_embedding_are_algorithm_16():
+    embedder = TemplateEmbedder(MINI)
+    fill_parameters(embedder)
+    embedder.double().eval()
+    batch = as_dtype(random_batch(3, n_templ=3))
+    for name in ("template_pseudo_beta_mask", "template_backbone_frame_mask"):
+        batch[name][:, 1] = False  # a template of nothing in the crop
+    values = {name: value[0].numpy() for name, value in batch.items()}
+    restype, asym_id = values["template_restype"], values["asym_id"]
+    has_beta, has_frame = values["template_pseudo_beta_mask"], values["template_backbone_frame_mask"]
+    beta, frame = values["template_pseudo_beta"], values["template_backbone_frame"]
+    lower = np.linspace(3.25, 50.75, 39)
+    upper = np.append(lower[1:], np.inf)
+    n_templ, n = restype.shape
+    features = np.zeros((n_templ, n, n, 108))
+    for t, i, j in np.ndindex(n_templ, n, n):
+        here = features[t, i, j]
+        if asym_id[i] == asym_id[j] and has_beta[t, i] and has_beta[t, j]:
+            distance = np.linalg.norm(beta[t, i] - beta[t, j])
+            here[:39] = (lower < distance) & (distance < upper)
+            here[39] = 1
+        if asym_id[i] == asym_id[j] and has_frame[t, i] and has_frame[t, j]:
+            nitrogen, alpha, carbon = frame[t, i]
+            x = (carbon - alpha) / np.linalg.norm(carbon - alpha)
+            y = (nitrogen - alpha) - x * (x @ (nitrogen - alpha))
+            y /= np.linalg.norm(y)
+            towards = np.stack([x, y, np.cross(x, y)]) @ (frame[t, j, 1] - alpha)
+            here[40:43] = towards / max(np.linalg.norm(towards), 1e-9)
+            here[43] = 1
+        here[44 + restype[t, j]] = here[76 + restype[t, i]] = 1
+    np.testing.assert_allclose(template_features(batch)[0], features, atol=1e-9)
+
+    z = torch.randn(1, n, n, MINI.c_z, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pair_mask = torch.ones(1, n, n, dtype=torch.bool)
+    u = torch.zeros(1, n, n, MINI.template.c, dtype=torch.float64)
+    for t in (0, 2):
+        v = embedder.query(z) + torch.from_numpy(features[t]) @ embedder.linear_features.weight.T
+        for block in embedder.blocks:
+            v = block(v, pair_mask)
+        u = u + embedder.norm_out(v)
+    torch.testing.assert_close(embedder(batch, z, pair_mask), embedder.linear_out(torch.relu(u / 2)))

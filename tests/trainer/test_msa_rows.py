@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megafold.trainer.loop import Feed, Trainer, to_device
+from megafold.trainer.devices import to_device
+from megafold.trainer.loop import Feed, Trainer
 from megafold.trainer.model.msa_rows import named_draws
 from megafold.trainer.parallel.batches import N_TOKEN, shard_batch
 from megafold.trainer.parallel.shards import Shards

@@ -8,6 +8,7 @@ from torch import nn
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.ema import WeightAverage
 from megafold.trainer.errors import ConfigError
+from megafold.trainer.losses import LossWeights
 from megafold.trainer.optimizer import clip_gradients, gradient_norm, learning_rate, make_optimizer
 
 
@@ -25,6 +26,19 @@ def test_schedule_by_hand():
     }
     for step, rate in by_hand.items():
         assert learning_rate(step, config) == pytest.approx(rate, rel=1e-12)
+
+
+def test_defaults_are_those_of_initial_training():
+    """SI 3.7.1 (48 copies), 4.1, 5.4 and table 6."""
+    config = TrainConfig()
+    assert (config.n_copies, config.n_cycles, config.rollout_steps) == (48, 4, 20)
+    assert (config.clip_norm, config.ema_decay) == (10.0, 0.999)
+    assert config.loss_weights == LossWeights(
+        diffusion=4.0, distogram=0.03, bond=0.0, smooth_lddt=1.0, sigma_data=16.0
+    )
+    assert LossWeights() == config.loss_weights
+    own = TrainConfig(alpha_diffusion=1.0, alpha_distogram=2.0, alpha_bond=3.0).loss_weights
+    assert (own.diffusion, own.distogram, own.bond) == (1.0, 2.0, 3.0)
 
 
 def test_no_warmup():

@@ -117,7 +117,7 @@ class MSABlock(nn.Module):
     def forward(
         self, m: Tensor, z: Tensor, msa_mask: Tensor, mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The next m and z."""
+        """The next m [B, M, N, C_m] and z [B, N, N, C_z], residuals included."""
         z = z + self.outer_product_mean(m, msa_mask)
         if self.msa is not None:
             m = self.msa(m, z, mask)

@@ -46,7 +46,7 @@ class PairformerBlock(nn.Module):
         self.transition = Transition(c_s, config.n_transition)
 
     def forward(self, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The next s and z."""
+        """The next s [B, N, C_s] and z [B, N, N, C_z], residuals included."""
         z = self.pair(z, pair_mask)
         s = self.attention(s, z, mask, residual=True)
         return self.transition(s, residual=True), z
@@ -63,7 +63,7 @@ class PairformerStack(nn.Module):
         self.recompute = recompute
 
     def forward(self, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The last block's s and z."""
+        """The last block's s [B, N, C_s] and z [B, N, N, C_z]."""
         for block in self.blocks:
             s, z = run_block(block, s, z, mask, pair_mask, recompute=self.recompute)
         return s, z

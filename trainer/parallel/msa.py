@@ -66,7 +66,7 @@ def msa_update(update: MSAUpdate, m: Tensor, z: Tensor, mask: Tensor, shards: Sh
 def msa_block(
     block: MSABlock, m: Tensor, z: Tensor, msa_mask: Tensor, mask: Tensor, pair_mask: Tensor, shards: Shards
 ) -> tuple[Tensor, Tensor]:
-    """The next m and z."""
+    """The next m [B, M, R, C_m] and z [B, R, N, C_z]: this rank's tokens and rows."""
     z = z + outer_product_mean(block.outer_product_mean, m, msa_mask, shards)
     if block.msa is not None:
         m = msa_update(block.msa, m, z, mask, shards)

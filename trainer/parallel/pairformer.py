@@ -41,7 +41,7 @@ def attention_pair_bias(layer: SingleAttention, a: Tensor, z: Tensor, mask: Tens
 def pairformer_block(
     block: PairformerBlock, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor, shards: Shards
 ) -> tuple[Tensor, Tensor]:
-    """The next s and z."""
+    """The next s [B, N, C_s], on all ranks alike, and this rank's rows of z [B, R, N, C_z]."""
     z = pair_update(block.pair, z, pair_mask, shards)
     s = s + attention_pair_bias(block.attention, s[:, None], z, mask, shards)[:, 0]
     return s + block.transition(s), z
@@ -50,7 +50,7 @@ def pairformer_block(
 def pairformer(
     stack: PairformerStack, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor, shards: Shards
 ) -> tuple[Tensor, Tensor]:
-    """The last block's s and z."""
+    """The last block's s and z, as :func:`pairformer_block` gives them."""
     for block in stack.blocks:
         run = partial(pairformer_block, cast(PairformerBlock, block), shards=shards)
         s, z = run_block(run, s, z, mask, pair_mask, recompute=stack.recompute)

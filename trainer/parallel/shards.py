@@ -56,6 +56,7 @@ def shared_dropout(layer: Dropout, like: Tensor, shards: Shards, count: int = 1)
         layer: the layer; its shared axis says which axis of the whole tensor has one mask.
         like: [B, ..., C]: batch, channels and dtype.
         shards: N.
+        count: how many tensors.
 
     Returns:
         For each tensor [B, 1, P·R, C], to multiply with rows (of the transposed tensor, where the mask is

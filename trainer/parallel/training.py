@@ -10,8 +10,9 @@ from torch import Tensor
 
 from megafold.trainer import ops
 from megafold.trainer.batches import Batch, TrainingData
+from megafold.trainer.devices import autocast, to_device
 from megafold.trainer.errors import ConfigError
-from megafold.trainer.loop import Trainer, autocast, to_device
+from megafold.trainer.loop import Trainer
 from megafold.trainer.losses import TrainingLoss, training_loss
 from megafold.trainer.mini_rollout import MiniRollout, is_judged
 from megafold.trainer.model.model import AlphaFold3
