@@ -46,7 +46,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """The tensors of a batch, on a device; what is not a tensor stays behind.
+    """The tensors of a batch, on a device; what is not a tensor stays behind, but for :func:`resolutions`.
 
     Raises:
         DataError: a feature is missing without which nothing can be learned.

@@ -23,3 +23,12 @@ def test_a_batch_keeps_its_tensors_alone_and_lacks_none_that_is_needed():
     del batch["coords_mask"]
     with pytest.raises(DataError, match="coords_mask"):
         to_device(batch, torch.device("cpu"))
+
+
+def test_a_batch_brings_the_resolutions_that_its_metas_tell():
+    batch = FakeFeed().batch(1)
+    metas = [{"resolution": 2.5}, {"resolution": None}]
+    resolution = to_device({**batch, "meta": metas}, torch.device("cpu"))["resolution"]
+    assert resolution.dtype == torch.float32
+    assert resolution[0] == 2.5
+    assert resolution[1].isnan()
