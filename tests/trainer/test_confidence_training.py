@@ -143,7 +143,7 @@ def test_the_head_learns():
     sums = []
     for _ in range(40):
         losses = confidence_losses(batch, model.judge(batch, trunk, predicted), with_pae=True)
-        total = sum(term.mean for term in losses.values())
+        total = torch.stack([term.mean for term in losses.values()]).sum()
         sums.append(total.item())
         optimizer.zero_grad()
         total.backward()

@@ -18,7 +18,7 @@ from megafold.trainer.loop import Feed, Trainer, block_graphs
 from megafold.trainer.model.primitives import run_block
 from tests.trainer.batches import random_batch
 from tests.trainer.fakes import FakeFeed, quick_config
-from tests.trainer.networks import MINI, as_dtype, mini_model
+from tests.trainer.networks import MINI_JUDGING, as_dtype, mini_model
 
 
 class Rerun:
@@ -368,7 +368,7 @@ def test_a_failed_recording_says_so_once_and_runs_plainly():
 
 @pytest.mark.parametrize(("autocast", "recompute"), [(False, False), (False, True), (True, True)])
 def test_the_network_is_the_same_with_replays(autocast, recompute):
-    config = dataclasses.replace(MINI, activation_checkpointing=recompute)
+    config = dataclasses.replace(MINI_JUDGING, activation_checkpointing=recompute)
     model = mini_model(config=config, dtype=torch.float32 if autocast else torch.float64).train()
     batch = random_batch(0)
     if not autocast:
@@ -381,8 +381,12 @@ def test_the_network_is_the_same_with_replays(autocast, recompute):
         noise = torch.Generator().manual_seed(seed)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             outputs = model(batch, n_cycles=2, n_copies=2, generator=noise)
+            judged = model.judge(batch, outputs.trunk, batch["coords"])
         loss = outputs.denoised.square().mean() + outputs.trunk.distogram_logits.float().square().mean()
+        for logits in (judged.plddt, judged.resolved, judged.pae, judged.pde):
+            loss = loss + logits.float().square().mean()
         loss.backward()
+        assert all(p.grad is not None for p in model.parameters())
         return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
     for seed in (1, 2):
@@ -390,7 +394,8 @@ def test_the_network_is_the_same_with_replays(autocast, recompute):
         with graphs.active():
             found = step(seed)
         assert_equal(found, expected)
-    # Two Pairformer blocks and one of templates, two of the MSA, twice; two of tokens, two of atoms.
+    # Two Pairformer blocks and one of templates, two of the MSA, twice; two of tokens, two of atoms; one of
+    # the confidence head.
     assert graphs.replays > 10
     assert not graphs.declined
 
@@ -415,8 +420,9 @@ def test_other_settings_are_refused():
 
 
 def make_trainer(folder: Path, steps: int, *, replay: bool = True, bad: int = 0, **settings: Any) -> Trainer:
-    model = mini_model(config=dataclasses.replace(MINI, activation_checkpointing=True), dtype=torch.float32)
-    config = quick_config(steps=steps, rollout_steps=0, n_copies=2, learning_rate=1e-3, **settings)
+    sizes = dataclasses.replace(MINI_JUDGING, activation_checkpointing=True)
+    model = mini_model(config=sizes, dtype=torch.float32)
+    config = quick_config(steps=steps, rollout_steps=1, n_copies=2, learning_rate=1e-3, **settings)
     feed = FakeFeed(bad=frozenset({bad}))
     trainer = Trainer(model, config, Feed(batches=feed, sampler=feed), folder)
     if replay:
@@ -473,7 +479,8 @@ def test_a_step_without_memory_begins_anew_without_graphs(tmp_path):
     trainer._loss_of = short_of_memory
     with pytest.warns(RuntimeWarning, match="too little memory: .* without CUDA graphs from now on"):
         trainer.run()
-    assert calls == [7, 7, 7, 7, 0, 0, 0, 0]
+    # The mini roll-out's one copy makes one of them; the confidence head's block is of the trunk's kind.
+    assert calls == [8, 8, 8, 8, 0, 0, 0, 0]
     for parameter, right in zip(trainer.parameters, expected.parameters, strict=True):
         assert torch.equal(parameter, right)
 

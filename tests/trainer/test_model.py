@@ -313,4 +313,8 @@ def test_parameter_counts():
     assert count(model.trunk.pairformer) == 48 * block
     assert 150e6 < count(model.trunk) < 155e6
     assert 200e6 < count(model.diffusion) < 206e6
+    # 24 atoms of 50 bins and 2, 64 bins of both errors, s_inputs in rows and columns, 39 bins of distance.
+    outputs = 24 * 52 * c_s + 2 * 64 * c_z + 4 * (c_s + c_z)
+    assert model.confidence is not None
+    assert count(model.confidence) == 4 * block + outputs + (2 * 449 + 39) * c_z
     assert count(AlphaFold3(TINY)) < 1.1e6

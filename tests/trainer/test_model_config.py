@@ -60,6 +60,14 @@ def test_defaults_are_the_supplements_sizes():
             "noise_scale": 1.003,
             "step_scale": 1.5,
         },
+        # Algorithm 31, SI 4.3; 24 atoms has guanosine with OP3.
+        "confidence": {
+            "n_block": 4,
+            "n_atom": 24,
+            "n_plddt_bins": 50,
+            "n_pae_bins": 64,
+            "n_pde_bins": 64,
+        },
         "activation_checkpointing": True,
         "backend": "eager",
     }

@@ -38,7 +38,9 @@ class ConfidenceHead(nn.Module):
         mask = batch["token_mask"]
         coords = coords.detach()
         z = self.embed(batch, trunk, coords)
-        s, z = self.pairformer(trunk.s_trunk.detach(), z, mask, mask[:, :, None] & mask[:, None, :])
+        # Its gradient goes nowhere; with it the recorded backward pass of the trunk's blocks serves here too.
+        s = trunk.s_trunk.detach().requires_grad_(torch.is_grad_enabled())
+        s, z = self.pairformer(s, z, mask, mask[:, :, None] & mask[:, None, :])
         plddt, resolved = self.of_atoms(batch, s)
         half = self.pde(z)
         return ConfidenceLogits(
