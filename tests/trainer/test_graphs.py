@@ -517,4 +517,4 @@ def test_a_run_says_what_it_recorded(tmp_path, capsys):
     make_trainer(tmp_path, 3).run()
     lines = [line for line in capsys.readouterr().out.splitlines() if "CUDA graphs" in line]
     assert len(lines) == 1
-    assert lines[0].startswith("CUDA graphs: 7 kinds and shapes of blocks recorded in ")
+    assert lines[0].startswith("CUDA graphs: 8 kinds and shapes of blocks recorded in ")
