@@ -10,8 +10,23 @@ from torch import Tensor
 
 from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.launch import Launch, blocks
-from megafold.trainer.kernels.triangle_multiplication import kernel
+from megafold.trainer.kernels.triangle_multiplication.backward import (
+    held_input_gradient_kernel,
+    input_gradient_kernel,
+    output_gradient_kernel,
+)
+from megafold.trainer.kernels.triangle_multiplication.forward import (
+    output_kernel,
+    prepare_kernel,
+    project_kernel,
+)
 from megafold.trainer.kernels.triangle_multiplication.tiles import Tile, Tiles, tiles
+from megafold.trainer.kernels.triangle_multiplication.weights import (
+    finish_kernel,
+    output_weight_gradient_kernel,
+    sum_shares_kernel,
+    weight_gradient_kernel,
+)
 from megafold.trainer.ops.normalization import EPS
 from megafold.trainer.ops.triangle import TriangleMultiplicationWeights
 
@@ -192,7 +207,7 @@ class Call:
     def prepare(self) -> Launch:
         """``prepare_kernel``."""
         runs = (4 * self.c + 2 * self.z) // _RUN
-        return Launch(kernel.prepare_kernel, runs, (), {"Z": self.z, "C": self.c}, {})
+        return Launch(prepare_kernel, runs, (), {"Z": self.z, "C": self.c}, {})
 
     @cached_property
     def project(self) -> Launch:
@@ -203,14 +218,14 @@ class Call:
         programs = min(every, self._multiprocessors * tile.resident) if tile.held else every
         constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": block, "HELD": tile.held}
         numbers = (*self._numbers, every, EPS)
-        return _launch(kernel.project_kernel, programs, numbers, constants | self._fixed(tile), tile)
+        return _launch(project_kernel, programs, numbers, constants | self._fixed(tile), tile)
 
     def _output(self, keep: bool) -> Launch:
         tile = self.tiles.output
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
         constants |= {"KEEP": keep, "DROPPED": self.dropped, "RESIDUAL": self.residual}
         constants |= {"WHOLE": self._whole(tile), "FETCH": tile.fetch}
-        return self._launch(kernel.output_kernel, tile, constants, eps=True)
+        return self._launch(output_kernel, tile, constants, eps=True)
 
     @cached_property
     def output(self) -> Launch:
@@ -238,7 +253,7 @@ class Call:
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
         constants |= {"DROPPED": self.dropped, "WHOLE": self._whole(tile), "HELD": held, "FETCH": tile.fetch}
         numbers = (*self._numbers, every)
-        return _launch(kernel.output_gradient_kernel, programs, numbers, constants | self._fixed(tile), tile)
+        return _launch(output_gradient_kernel, programs, numbers, constants | self._fixed(tile), tile)
 
     @cached_property
     def input_gradient(self) -> Launch:
@@ -250,11 +265,11 @@ class Call:
             constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "RESIDUAL": self.residual}
             constants["EVEN"] = self._even(tile)
             numbers = (*self._numbers, every)
-            return _launch(kernel.held_input_gradient_kernel, programs, numbers, constants, tile)
+            return _launch(held_input_gradient_kernel, programs, numbers, constants, tile)
         constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": min(tile.channels, c2)}
         constants |= {"GATE_BLOCK": min(tile.channels, self.z), "RESIDUAL": self.residual}
         constants["FETCH"] = tile.fetch
-        return self._launch(kernel.input_gradient_kernel, tile, constants)
+        return self._launch(input_gradient_kernel, tile, constants)
 
     @cached_property
     def weight_gradient(self) -> Launch:
@@ -263,14 +278,14 @@ class Call:
         numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts)
         constants = {"Z": self.z, "C2": 2 * self.c, "ROWS": tile.rows, "BLOCK": block} | self._fixed(tile)
         programs = 2 * self.c // block * parts
-        return _launch(kernel.weight_gradient_kernel, programs, numbers, constants, tile)
+        return _launch(weight_gradient_kernel, programs, numbers, constants, tile)
 
     def _output_weight_gradient(self, width: int) -> Launch:
         tile, block, parts = self.tiles.output_weight_gradient, self._output_weight_block, self.parts[1]
         numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts)
         constants = {"Z": self.z, "WIDTH": width, "ROWS": tile.rows, "BLOCK": block} | self._fixed(tile)
         programs = self.z // block * parts
-        return _launch(kernel.output_weight_gradient_kernel, programs, numbers, constants, tile)
+        return _launch(output_weight_gradient_kernel, programs, numbers, constants, tile)
 
     @cached_property
     def output_gate_gradient(self) -> Launch:
@@ -287,14 +302,14 @@ class Call:
         """``finish_kernel``."""
         constants = {"Z": self.z, "C": self.c, **FINISHED}
         programs = (4 * self.c + 2 * self.z) // FINISHED["ROWS"]
-        return Launch(kernel.finish_kernel, programs, self.parts, constants, {"num_warps": 1})
+        return Launch(finish_kernel, programs, self.parts, constants, {"num_warps": 1})
 
     @cached_property
     def sum_shares(self) -> Launch:
         """``sum_shares_kernel``."""
         constants = {"Z": self.z, "C": self.c, "ROWS": FINISHED["ROWS"], **_SUMMED}
         programs = 2 * (self.z + self.c) // _SUMMED["COLUMNS"]
-        return Launch(kernel.sum_shares_kernel, programs, (), constants, {})
+        return Launch(sum_shares_kernel, programs, (), constants, {})
 
 
 def _launch(
