@@ -1,4 +1,4 @@
-"""Kernels of the backward that go from the output to x and from a and b to z."""
+"""The backward but for the weights: from the output to x, and from a, b and the output's gate to z."""
 
 import triton
 import triton.language as tl
@@ -26,6 +26,7 @@ from megafold.trainer.kernels.triangle_multiplication.blocks import (
     load_keep,
     load_positions,
     load_rows,
+    next_first,
     positions,
     store_channels,
     store_paired_channels,
@@ -43,6 +44,13 @@ from megafold.trainer.kernels.triangle_multiplication.gates import (
 
 # Below what Q is: branches on it are always taken, which the compiler does not know.
 _NONE = tl.constexpr(-1)
+
+
+@triton.jit
+def _through_norm(grad, standard, scale, WIDTH: tl.constexpr):
+    """The gradient of what a norm takes, of that of what it gives, ``standard`` [ROWS, WIDTH]."""
+    slope = tl.sum(grad * standard, 1) / WIDTH
+    return (grad - standard * slope[:, None]) * scale[:, None]
 
 
 @triton.jit
@@ -117,6 +125,7 @@ def output_gradient_kernel(
         o1, m1 = _output_matrices(gate_matrix, closing, BLOCK, Z, C, BLOCK, DEAL)
         o2, m2 = _output_matrices(gate_matrix, closing, 2 * BLOCK, Z, C, BLOCK, DEAL)
         o3, m3 = _output_matrices(gate_matrix, closing, 3 * BLOCK, Z, C, BLOCK, DEAL)
+        openings, matrices = (o0, o1, o2, o3), (m0, m1, m2, m3)
         for block in tl.range(program, blocks, tl.num_programs(0), disable_licm=True, num_stages=2):
             first = tl.cast(block, tl.int64) * ROWS
             row, present = positions(first, N, NP, R, local, EVEN)
@@ -126,37 +135,26 @@ def output_gradient_kernel(
             g1 = load_rows(dout, first, local, row, present, BLOCK + n, Z, EVEN)
             g2 = load_rows(dout, first, local, row, present, 2 * BLOCK + n, Z, EVEN)
             g3 = load_rows(dout, first, local, row, present, 3 * BLOCK + n, Z, EVEN)
+            grads = (g0, g1, g2, g3)
             scale = tl.zeros([ROWS], tl.float32)
             if _NONE - Z < Q:
                 scale = load_factors(factors + R, first, R, ROWS, EVEN, True)
             if FETCH:
                 # The copies begin when this block ends, and wait for the cache alone.
-                after = tl.minimum(block + tl.num_programs(0), blocks - 1).to(tl.int64) * ROWS
+                after = next_first(block, blocks, ROWS)
                 later, _ = positions(after, N, NP, R, every, EVEN)
                 fetch_rows(dout, later, Z)
                 later = tl.minimum(after + every, R - 1)
                 fetch_rows(standard, later, Z)
                 fetch_rows(summed, later, C)
             dtile = tl.zeros([ROWS, C], tl.float32)
-            dtile = _output_gradient(
-                normal, tile, dtile, o0, m0, g0, keep, gate_offsets, offsets, dgate, dvalue, first, local,
-                row, 0, N, Q, Z, ROWS, BLOCK, DROPPED, WHOLE, HELD, DEAL, EVEN, PRECISION,
-            )  # fmt: skip
-            dtile = _output_gradient(
-                normal, tile, dtile, o1, m1, g1, keep, gate_offsets, offsets, dgate, dvalue, first, local,
-                row, BLOCK, N, Q, Z, ROWS, BLOCK, DROPPED, WHOLE, HELD, DEAL, EVEN, PRECISION,
-            )  # fmt: skip
-            dtile = _output_gradient(
-                normal, tile, dtile, o2, m2, g2, keep, gate_offsets, offsets, dgate, dvalue, first, local,
-                row, 2 * BLOCK, N, Q, Z, ROWS, BLOCK, DROPPED, WHOLE, HELD, DEAL, EVEN, PRECISION,
-            )  # fmt: skip
-            dtile = _output_gradient(
-                normal, tile, dtile, o3, m3, g3, keep, gate_offsets, offsets, dgate, dvalue, first, local,
-                row, 3 * BLOCK, N, Q, Z, ROWS, BLOCK, DROPPED, WHOLE, HELD, DEAL, EVEN, PRECISION,
-            )  # fmt: skip
-            wide = tile.to(tl.float32)
-            slope = tl.sum(dtile * wide, 1) / C
-            dtile = (dtile - wide * slope[:, None]) * scale[:, None]
+            for part in tl.static_range(4):
+                dtile = _output_gradient(
+                    normal, tile, dtile, openings[part], matrices[part], grads[part], keep, gate_offsets,
+                    offsets, dgate, dvalue, first, local, row, part * BLOCK, N, Q, Z, ROWS, BLOCK, DROPPED,
+                    WHOLE, HELD, DEAL, EVEN, PRECISION,
+                )  # fmt: skip
+            dtile = _through_norm(dtile, tile.to(tl.float32), scale, C)
             store_paired_channels(dx, dtile, first, block, Q, EVEN)
     else:
         local = gathered_rows(ROWS, 1, DEAL)
@@ -176,8 +174,7 @@ def output_gradient_kernel(
         # Read again and not kept: the registers are wanted above, and the cache still has it.
         tile = load_positions(summed, first, c, R, C, ROWS, EVEN).to(tl.float32)
         scale = load_factors(factors + R, first, R, ROWS, EVEN)
-        slope = tl.sum(dtile * tile, 1) / C
-        dtile = (dtile - tile * slope[:, None]) * scale[:, None]
+        dtile = _through_norm(dtile, tile, scale, C)
         store_channels(dx, tl.trans(dtile.to(dtype)), first, c, R, ROWS, EVEN)
 
 
@@ -200,7 +197,7 @@ def input_gradient_kernel(
         fetch_channels(dab, first, R, C2, ROWS)
         fetch_rows(dgate, tl.minimum(first + tl.arange(0, ROWS), R - 1), Z)
     normal = load_positions(standard, first, k, R, Z, ROWS, EVEN)
-    held = load_factors(factors + 2 * R, first, R, ROWS, EVEN)
+    valid = load_factors(factors + 2 * R, first, R, ROWS, EVEN)
     dnormal = tl.zeros([ROWS, Z], tl.float32)
     lost = tl.zeros([ROWS, Z], tl.float32)
     # Turns a tile by a product, which is exact and leaves it in the layout of the matrix units.
@@ -219,7 +216,7 @@ def input_gradient_kernel(
         gate = openness(gate, dtype == tl.float32)
         if dtype.primitive_bitwidth == 16:
             grad = tl.dot(grad, unit)
-        grad *= gate * held[:, None]
+        grad *= gate * valid[:, None]
         opening = grad * value * (gate * LN2 - LN2)
         if dtype.primitive_bitwidth == 16:
             both = join_columns(grad.to(dtype), opening.to(dtype), BLOCK, ROWS)
@@ -237,8 +234,7 @@ def input_gradient_kernel(
     # the compiler that it is another load.
     tile = load_positions(standard, first, k, R, Z, ROWS, EVEN, True).to(tl.float32)
     scale = load_factors(factors, first, R, ROWS, EVEN)
-    slope = tl.sum(dnormal * tile, 1) / Z
-    result = (dnormal - tile * slope[:, None]) * scale[:, None]
+    result = _through_norm(dnormal, tile, scale, Z)
     if RESIDUAL:
         result += load_rows(dout, first, tl.arange(0, ROWS), row, present, k, Z, EVEN).to(tl.float32)
     store_rows(dz, result, first, tl.arange(0, ROWS), row, present, k, Z, EVEN)
@@ -301,16 +297,16 @@ def held_input_gradient_kernel(
     lines, columns = paired(gathered_rows(ROWS, Z // 32)), gathered_columns(ROWS, Z)
     first = program.to(tl.int64) * ROWS
     next_normal = load_dealt_positions(standard, first, R, Z, ROWS, EVEN)
-    next_held = pairs_of(factors + 2 * R, first, R, ROWS, EVEN)
+    next_valid = pairs_of(factors + 2 * R, first, R, ROWS, EVEN)
     pairs = load_pairs(dab, first, R, BLOCK, ROWS, EVEN)
     next_pairs = load_pairs(dab + tl.cast(R, tl.int64) * BLOCK, first, R, BLOCK, ROWS, EVEN)
     for block in tl.range(program, blocks, tl.num_programs(0), disable_licm=True):
         first = tl.cast(block, tl.int64) * ROWS
-        after = tl.minimum(block + tl.num_programs(0), blocks - 1).to(tl.int64) * ROWS
+        after = next_first(block, blocks, ROWS)
         row, present = positions(first, N, NP, R, lines, EVEN)
         grad = load_dealt_positions(dgate, first, R, Z, ROWS, EVEN)
         scale = load_factors(factors, first, R, ROWS, EVEN, True)
-        held, next_held = next_held, pairs_of(factors + 2 * R, after, R, ROWS, EVEN)
+        valid, next_valid = next_valid, pairs_of(factors + 2 * R, after, R, ROWS, EVEN)
         loaded(THREADS)
         # 0, which the compiler does not know: the matrix units want the tile in other registers than it was
         # loaded into, and it would move it as soon as it is there, at the end of the last block.
@@ -328,7 +324,7 @@ def held_input_gradient_kernel(
             loaded(THREADS)
             value, gate = split_columns(both, BLOCK, ROWS)
             gate = reciprocal(1.0 + tl.exp2(gate))
-            opened = parted(pairs & held[None, :], dtype) * gate
+            opened = parted(pairs & valid[None, :], dtype) * gate
             opening = opened * value * (gate * LN2 - LN2)
             both = join_columns(opened.to(dtype), opening.to(dtype), BLOCK, ROWS)
             dnormal = tl.dot(both, matrices[part], dnormal)
@@ -339,9 +335,7 @@ def held_input_gradient_kernel(
             # Registers have no room for both earlier.
             next_normal = load_dealt_positions(standard, after, R, Z, ROWS, EVEN)
             loaded(THREADS)
-        tile = normal.to(tl.float32)
-        slope = tl.sum(dnormal * tile, 1) / Z
-        result = gathered((dnormal - tile * slope[:, None]) * scale[:, None])
+        result = gathered(_through_norm(dnormal, normal.to(tl.float32), scale, Z))
         if RESIDUAL:
             result += before.to(tl.float32)
         store_rows(dz, result, first, lines, row, present, columns, Z, EVEN)

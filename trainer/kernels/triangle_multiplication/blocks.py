@@ -1,4 +1,8 @@
-"""Loads and stores of blocks of positions: rows of the pair tensor, standardised rows, channels."""
+"""How a block of positions is read and written.
+
+``rows``: of tensors [B·N·N, channels], which have no padding; ``positions``: of tensors [R, channels];
+``channels``: of tensors [channels, R].
+"""
 
 import triton
 import triton.language as tl
@@ -30,6 +34,15 @@ def positions(first, N, NP, R, local, EVEN: tl.constexpr):
         present = (r < R) & (i < N) & (j < N)
         row = tl.where(present, ((line // NP) * N + i) * N + j, 0)
     return row.to(tl.int64), present
+
+
+@triton.jit
+def next_first(block, blocks, ROWS: tl.constexpr):
+    """The first position of what a program that goes through many blocks has after ``block``.
+
+    Where nothing follows it is that of the last of all, which is read for nothing.
+    """
+    return tl.minimum(block + tl.num_programs(0), blocks - 1).to(tl.int64) * ROWS
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Kernels of the forward: matrices prepared; z standardised and projected; the output."""
+"""The forward: matrices prepared; z standardised and projected; the output."""
 
 import triton
 import triton.language as tl
@@ -13,6 +13,7 @@ from megafold.trainer.kernels.triangle_multiplication.blocks import (
     load_keep,
     load_positions,
     load_rows,
+    next_first,
     positions,
     store_channels,
     store_dealt_channels,
@@ -91,32 +92,32 @@ def _standardised(
     scale = inverse_root(tl.sum(tile * tile, 1) / Z + eps)
     narrow = (tile * scale[:, None]).to(standard.dtype.element_ty)
     if EVEN:
-        held = tl.load(mask + first + local) != 0
+        valid = tl.load(mask + first + local) != 0
     else:
-        held = tl.load(mask + row, mask=present, other=0) != 0
+        valid = tl.load(mask + row, mask=present, other=0) != 0
     tl.store(factors + first + local, scale, mask=local < R - first)
     # The backward reads 4 bytes at a time ahead of their use, which it cannot do with bytes of a mask.
-    tl.store(factors + 2 * R + first + local, held.to(tl.float32), mask=local < R - first)
+    tl.store(factors + 2 * R + first + local, valid.to(tl.float32), mask=local < R - first)
     store_positions(standard, narrow, first, local, k, R, Z, EVEN)
-    return narrow, held
+    return narrow, valid
 
 
 @triton.jit
 def _project(
-    matrix, shift, narrow, held, ab, first, start, R, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    matrix, shift, narrow, valid, ab, first, start, R, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     DEAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK channels of a and b from ``start`` on; ``held``: the mask, or -1 of 2 bytes where it is set."""
+    """BLOCK channels of a and b from ``start`` on; ``valid``: the mask, or -1 of 2 bytes where it is set."""
     if narrow.dtype == tl.float32:
         both = product_t(matrix, narrow, PRECISION)
     else:
         both = tl.dot(matrix, tl.trans(narrow), input_precision=PRECISION)
     value, gate = split_rows(shifted(both, shift[:, None]), BLOCK, ROWS)
     value = gated(value, gate, narrow.dtype == tl.float32)
-    if held.dtype == tl.int16:
-        value = masked(value.to(narrow.dtype), held[None, :])
+    if valid.dtype == tl.int16:
+        value = masked(value.to(narrow.dtype), valid[None, :])
     else:
-        value = tl.where(held[None, :], value, 0.0)
+        value = tl.where(valid[None, :], value, 0.0)
     if DEAL:
         store_dealt_channels(ab, value, first, start, R, EVEN)
     else:
@@ -147,26 +148,30 @@ def project_kernel(
         w1, s1 = tl.load(rows + 2 * BLOCK * Z), tl.load(offsets + 2 * BLOCK + m)
         w2, s2 = tl.load(rows + 4 * BLOCK * Z), tl.load(offsets + 4 * BLOCK + m)
         w3, s3 = tl.load(rows + 6 * BLOCK * Z), tl.load(offsets + 6 * BLOCK + m)
+        matrices, shifts = (w0, w1, w2, w3), (s0, s1, s2, s3)
         for block in tl.range(program, blocks, tl.num_programs(0), disable_licm=True):
             first = tl.cast(block, tl.int64) * ROWS
-            after = tl.minimum(block + tl.num_programs(0), blocks - 1).to(tl.int64) * ROWS
+            after = next_first(block, blocks, ROWS)
             ahead = _load_z(z, after, N, NP, R, Z, ROWS, DEAL, EVEN)
-            narrow, held = _standardised(
+            narrow, valid = _standardised(
                 tile, mask, standard, factors, first, N, NP, R, eps, Z, ROWS, DEAL, EVEN
             )
             if narrow.dtype.primitive_bitwidth == 16:
-                held = tl.where(held, -1, 0).to(tl.int16)
-            _project(w0, s0, narrow, held, ab, first, 0, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
-            _project(w1, s1, narrow, held, ab, first, BLOCK, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
-            _project(w2, s2, narrow, held, ab, first, 2 * BLOCK, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
-            _project(w3, s3, narrow, held, ab, first, 3 * BLOCK, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
+                valid = tl.where(valid, -1, 0).to(tl.int16)
+            for part in tl.static_range(4):
+                _project(
+                    matrices[part], shifts[part], narrow, valid, ab, first, part * BLOCK, R, BLOCK, ROWS,
+                    DEAL, EVEN, PRECISION,
+                )  # fmt: skip
             tile = ahead
     else:
-        narrow, held = _standardised(tile, mask, standard, factors, first, N, NP, R, eps, Z, ROWS, DEAL, EVEN)
+        narrow, valid = _standardised(
+            tile, mask, standard, factors, first, N, NP, R, eps, Z, ROWS, DEAL, EVEN
+        )
         for start in range(0, C2, BLOCK):
             matrix = tl.load(rows + 2 * start * Z)
             shift = tl.load(offsets + 2 * start + m)
-            _project(matrix, shift, narrow, held, ab, first, start, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
+            _project(matrix, shift, narrow, valid, ab, first, start, R, BLOCK, ROWS, DEAL, EVEN, PRECISION)
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -1,4 +1,4 @@
-"""Projections and their gates: in which order ``packed`` has them, and what a gate lets through."""
+"""Projections and their gates: the order in which ``packed`` has them, and what a gate lets through."""
 
 import triton
 import triton.language as tl
@@ -12,26 +12,21 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
-def openness(gate, WIDE: tl.constexpr):
-    """The sigmoid of what ``gate`` is -log2(e) times of."""
-    # A division that rounds correctly costs ten instructions: float32 has it.
-    if WIDE:
-        return half_open(tl.exp2(gate))
-    elif INTERPRETED:
-        return 1.0 / (1.0 + tl.exp2(gate))
-    else:
-        return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(gate))
-
-
-@triton.jit
 def gated(value, gate, WIDE: tl.constexpr):
-    """``value`` times :func:`openness`, for which the quick division needs no instruction more."""
+    """``value`` times the sigmoid of what ``gate`` is -log2(e) times of: one division for both."""
+    # One that rounds correctly costs ten instructions: float32 has it.
     if WIDE:
-        return value * openness(gate, WIDE)
+        return value * half_open(tl.exp2(gate))
     elif INTERPRETED:
         return value / (1.0 + tl.exp2(gate))
     else:
         return libdevice.fast_dividef(value, 1.0 + tl.exp2(gate))
+
+
+@triton.jit
+def openness(gate, WIDE: tl.constexpr):
+    """What :func:`gated` multiplies by."""
+    return gated(1.0, gate, WIDE)
 
 
 @triton.jit

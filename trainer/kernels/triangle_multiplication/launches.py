@@ -170,15 +170,29 @@ class Call:
             return torch.cuda.get_device_properties(self.device).multi_processor_count
         return _FEW
 
+    def _resident(self, tile: Tile) -> int:
+        """Programs that run at a time."""
+        return self._multiprocessors * tile.resident
+
     def _parts(self, tile: Tile, slices: int) -> int:
-        programs = self._multiprocessors * tile.resident
-        return max(1, min(blocks(self.positions, tile.rows), programs // slices))
+        return max(1, min(blocks(self.positions, tile.rows), self._resident(tile) // slices))
 
     def _launch(self, function: Any, tile: Tile, constants: dict[str, Any], *, eps: bool = False) -> Launch:
         """A launch with one program for each block of positions."""
         numbers = (*self._numbers, EPS) if eps else self._numbers
         programs = blocks(self.positions, tile.rows)
         return _launch(function, programs, numbers, constants | self._fixed(tile), tile)
+
+    def _counting(
+        self, function: Any, tile: Tile, constants: dict[str, Any], *numbers: float, held: bool
+    ) -> Launch:
+        """A launch that is told how many blocks there are.
+
+        ``held``: with as many programs as are resident, which go through them all; else with one for each.
+        """
+        every = blocks(self.positions, tile.rows)
+        programs = min(every, self._resident(tile)) if held else every
+        return _launch(function, programs, (*self._numbers, every, *numbers), constants, tile)
 
     @property
     def _numbers(self) -> tuple[int, int, int]:
@@ -214,11 +228,8 @@ class Call:
         """``project_kernel``."""
         tile, c2 = self.tiles.project, 2 * self.c
         block = c2 // 4 if tile.held else min(tile.channels, c2)
-        every = blocks(self.positions, tile.rows)
-        programs = min(every, self._multiprocessors * tile.resident) if tile.held else every
         constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": block, "HELD": tile.held}
-        numbers = (*self._numbers, every, EPS)
-        return _launch(project_kernel, programs, numbers, constants | self._fixed(tile), tile)
+        return self._counting(project_kernel, tile, constants | self._fixed(tile), EPS, held=tile.held)
 
     def _output(self, keep: bool) -> Launch:
         tile = self.tiles.output
@@ -248,24 +259,18 @@ class Call:
         if held and self.dropped:
             # Its factors leave shared memory for one program, which may be twice as large.
             tile = replace(tile, rows=2 * tile.rows, warps=2 * tile.warps, resident=1)
-        every = blocks(self.positions, tile.rows)
-        programs = min(every, self._multiprocessors * tile.resident) if held else every
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
         constants |= {"DROPPED": self.dropped, "WHOLE": self._whole(tile), "HELD": held, "FETCH": tile.fetch}
-        numbers = (*self._numbers, every)
-        return _launch(output_gradient_kernel, programs, numbers, constants | self._fixed(tile), tile)
+        return self._counting(output_gradient_kernel, tile, constants | self._fixed(tile), held=held)
 
     @cached_property
     def input_gradient(self) -> Launch:
         """``input_gradient_kernel`` or ``held_input_gradient_kernel``."""
         tile, c2 = self.tiles.input_gradient, 2 * self.c
         if tile.held and self._dealt:
-            every = blocks(self.positions, tile.rows)
-            programs = min(every, self._multiprocessors * tile.resident)
             constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "RESIDUAL": self.residual}
             constants["EVEN"] = self._even(tile)
-            numbers = (*self._numbers, every)
-            return _launch(held_input_gradient_kernel, programs, numbers, constants, tile)
+            return self._counting(held_input_gradient_kernel, tile, constants, held=True)
         constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": min(tile.channels, c2)}
         constants |= {"GATE_BLOCK": min(tile.channels, self.z), "RESIDUAL": self.residual}
         constants["FETCH"] = tile.fetch
