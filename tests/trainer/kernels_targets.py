@@ -23,8 +23,10 @@ from megafold.trainer.kernels.transition import kernel as transition
 from megafold.trainer.kernels.transition import tiles as transition_tiles
 from megafold.trainer.kernels.triangle_attention import kernel as projections
 from megafold.trainer.kernels.triangle_attention import tiles as projection_tiles
-from megafold.trainer.kernels.triangle_multiplication import kernel as multiplication
+from megafold.trainer.kernels.triangle_multiplication import backward as multiplication_backward
+from megafold.trainer.kernels.triangle_multiplication import forward as multiplication_forward
 from megafold.trainer.kernels.triangle_multiplication import tiles as multiplication_tiles
+from megafold.trainer.kernels.triangle_multiplication import weights as multiplication_weights
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -57,12 +59,12 @@ OUTPUT_KERNELS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     "backward": (output.backward_kernel, {"HAS_KEEP": True}),
 }
 MULTIPLICATION_KERNELS: Final = {
-    "project": multiplication.project_kernel,
-    "output": multiplication.output_kernel,
-    "output_gradient": multiplication.output_gradient_kernel,
-    "input_gradient": multiplication.input_gradient_kernel,
-    "weight_gradient": multiplication.weight_gradient_kernel,
-    "output_weight_gradient": multiplication.output_weight_gradient_kernel,
+    "project": multiplication_forward.project_kernel,
+    "output": multiplication_forward.output_kernel,
+    "output_gradient": multiplication_backward.output_gradient_kernel,
+    "input_gradient": multiplication_backward.input_gradient_kernel,
+    "weight_gradient": multiplication_weights.weight_gradient_kernel,
+    "output_weight_gradient": multiplication_weights.output_weight_gradient_kernel,
 }
 #: Tensors of triangle multiplication in float32.
 _MULTIPLICATION_WIDE: Final = (
@@ -169,7 +171,7 @@ def _multiplication_source(role: str, tile: Any, itemsize: int, channels: int, e
     }  # fmt: skip
     function = MULTIPLICATION_KERNELS[role]
     if role == "input_gradient" and tile.held:
-        function = multiplication.held_input_gradient_kernel
+        function = multiplication_backward.held_input_gradient_kernel
     return function, multiplication_pointers(itemsize), constants
 
 

@@ -7,8 +7,10 @@ import torch
 import triton
 
 from megafold.trainer import ops
-from megafold.trainer.kernels.triangle_multiplication import kernel, operator
+from megafold.trainer.kernels.triangle_multiplication import operator
+from megafold.trainer.kernels.triangle_multiplication.forward import prepare_kernel
 from megafold.trainer.kernels.triangle_multiplication.tiles import tiles
+from megafold.trainer.kernels.triangle_multiplication.weights import finish_kernel, sum_shares_kernel
 from tests.trainer.kernels_interpreter import check_in_interpreter
 from tests.trainer.kernels_targets import (
     SHARED_MEMORY,
@@ -37,9 +39,9 @@ def test_odd_lengths_and_sums_compile(target):
         assert compile_source(target, source, **tile.options()).metadata.shared <= SHARED_MEMORY[target]
     pointers = multiplication_pointers(2)
     sizes = {"Z": 128, "C": 128}
-    compile_for(target, kernel.prepare_kernel, pointers, sizes)
-    compile_for(target, kernel.finish_kernel, pointers, sizes | {"ROWS": 2, "BLOCK": 32})
-    compile_for(target, kernel.sum_shares_kernel, pointers, sizes | {"ROWS": 2, "COLUMNS": 16, "BLOCK": 128})
+    compile_for(target, prepare_kernel, pointers, sizes)
+    compile_for(target, finish_kernel, pointers, sizes | {"ROWS": 2, "BLOCK": 32})
+    compile_for(target, sum_shares_kernel, pointers, sizes | {"ROWS": 2, "COLUMNS": 16, "BLOCK": 128})
 
 
 def test_without_a_gpu_the_reference_runs_and_the_report_says_so():

@@ -138,6 +138,14 @@ def test_noised_is_target_plus_noise_of_sigma():
     )
 
 
+def test_padding_is_not_noised():
+    batch = pad_batch(as_dtype(random_batch(0)), n_atom=6)
+    copies = mini_model().noise_copies(batch, 3, generator())
+    for moved in (copies.target, copies.noised):
+        assert torch.count_nonzero(moved[:, :, -6:]) == 0
+        assert (moved[:, :, :-6] != 0).all()
+
+
 def test_same_generator_same_outputs():
     model = mini_model()
     batch = as_dtype(random_batch(0))

@@ -10,8 +10,23 @@ from torch import Tensor
 
 from megafold.trainer.kernels.evoattention.tiles import architecture
 from megafold.trainer.kernels.launch import Launch, blocks
-from megafold.trainer.kernels.triangle_multiplication import kernel
+from megafold.trainer.kernels.triangle_multiplication.backward import (
+    held_input_gradient_kernel,
+    input_gradient_kernel,
+    output_gradient_kernel,
+)
+from megafold.trainer.kernels.triangle_multiplication.forward import (
+    output_kernel,
+    prepare_kernel,
+    project_kernel,
+)
 from megafold.trainer.kernels.triangle_multiplication.tiles import Tile, Tiles, tiles
+from megafold.trainer.kernels.triangle_multiplication.weights import (
+    finish_kernel,
+    output_weight_gradient_kernel,
+    sum_shares_kernel,
+    weight_gradient_kernel,
+)
 from megafold.trainer.ops.normalization import EPS
 from megafold.trainer.ops.triangle import TriangleMultiplicationWeights
 
@@ -155,15 +170,29 @@ class Call:
             return torch.cuda.get_device_properties(self.device).multi_processor_count
         return _FEW
 
+    def _resident(self, tile: Tile) -> int:
+        """Programs that run at a time."""
+        return self._multiprocessors * tile.resident
+
     def _parts(self, tile: Tile, slices: int) -> int:
-        programs = self._multiprocessors * tile.resident
-        return max(1, min(blocks(self.positions, tile.rows), programs // slices))
+        return max(1, min(blocks(self.positions, tile.rows), self._resident(tile) // slices))
 
     def _launch(self, function: Any, tile: Tile, constants: dict[str, Any], *, eps: bool = False) -> Launch:
         """A launch with one program for each block of positions."""
         numbers = (*self._numbers, EPS) if eps else self._numbers
         programs = blocks(self.positions, tile.rows)
         return _launch(function, programs, numbers, constants | self._fixed(tile), tile)
+
+    def _counting(
+        self, function: Any, tile: Tile, constants: dict[str, Any], *numbers: float, held: bool
+    ) -> Launch:
+        """A launch that is told how many blocks there are.
+
+        ``held``: with as many programs as are resident, which go through them all; else with one for each.
+        """
+        every = blocks(self.positions, tile.rows)
+        programs = min(every, self._resident(tile)) if held else every
+        return _launch(function, programs, (*self._numbers, every, *numbers), constants, tile)
 
     @property
     def _numbers(self) -> tuple[int, int, int]:
@@ -192,25 +221,22 @@ class Call:
     def prepare(self) -> Launch:
         """``prepare_kernel``."""
         runs = (4 * self.c + 2 * self.z) // _RUN
-        return Launch(kernel.prepare_kernel, runs, (), {"Z": self.z, "C": self.c}, {})
+        return Launch(prepare_kernel, runs, (), {"Z": self.z, "C": self.c}, {})
 
     @cached_property
     def project(self) -> Launch:
         """``project_kernel``."""
         tile, c2 = self.tiles.project, 2 * self.c
         block = c2 // 4 if tile.held else min(tile.channels, c2)
-        every = blocks(self.positions, tile.rows)
-        programs = min(every, self._multiprocessors * tile.resident) if tile.held else every
         constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": block, "HELD": tile.held}
-        numbers = (*self._numbers, every, EPS)
-        return _launch(kernel.project_kernel, programs, numbers, constants | self._fixed(tile), tile)
+        return self._counting(project_kernel, tile, constants | self._fixed(tile), EPS, held=tile.held)
 
     def _output(self, keep: bool) -> Launch:
         tile = self.tiles.output
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
         constants |= {"KEEP": keep, "DROPPED": self.dropped, "RESIDUAL": self.residual}
         constants |= {"WHOLE": self._whole(tile), "FETCH": tile.fetch}
-        return self._launch(kernel.output_kernel, tile, constants, eps=True)
+        return self._launch(output_kernel, tile, constants, eps=True)
 
     @cached_property
     def output(self) -> Launch:
@@ -233,28 +259,22 @@ class Call:
         if held and self.dropped:
             # Its factors leave shared memory for one program, which may be twice as large.
             tile = replace(tile, rows=2 * tile.rows, warps=2 * tile.warps, resident=1)
-        every = blocks(self.positions, tile.rows)
-        programs = min(every, self._multiprocessors * tile.resident) if held else every
         constants = {"Z": self.z, "C": self.c, "ROWS": tile.rows, "BLOCK": min(tile.channels, self.z)}
         constants |= {"DROPPED": self.dropped, "WHOLE": self._whole(tile), "HELD": held, "FETCH": tile.fetch}
-        numbers = (*self._numbers, every)
-        return _launch(kernel.output_gradient_kernel, programs, numbers, constants | self._fixed(tile), tile)
+        return self._counting(output_gradient_kernel, tile, constants | self._fixed(tile), held=held)
 
     @cached_property
     def input_gradient(self) -> Launch:
         """``input_gradient_kernel`` or ``held_input_gradient_kernel``."""
         tile, c2 = self.tiles.input_gradient, 2 * self.c
         if tile.held and self._dealt:
-            every = blocks(self.positions, tile.rows)
-            programs = min(every, self._multiprocessors * tile.resident)
             constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "RESIDUAL": self.residual}
             constants["EVEN"] = self._even(tile)
-            numbers = (*self._numbers, every)
-            return _launch(kernel.held_input_gradient_kernel, programs, numbers, constants, tile)
+            return self._counting(held_input_gradient_kernel, tile, constants, held=True)
         constants = {"Z": self.z, "C2": c2, "ROWS": tile.rows, "BLOCK": min(tile.channels, c2)}
         constants |= {"GATE_BLOCK": min(tile.channels, self.z), "RESIDUAL": self.residual}
         constants["FETCH"] = tile.fetch
-        return self._launch(kernel.input_gradient_kernel, tile, constants)
+        return self._launch(input_gradient_kernel, tile, constants)
 
     @cached_property
     def weight_gradient(self) -> Launch:
@@ -263,14 +283,14 @@ class Call:
         numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts)
         constants = {"Z": self.z, "C2": 2 * self.c, "ROWS": tile.rows, "BLOCK": block} | self._fixed(tile)
         programs = 2 * self.c // block * parts
-        return _launch(kernel.weight_gradient_kernel, programs, numbers, constants, tile)
+        return _launch(weight_gradient_kernel, programs, numbers, constants, tile)
 
     def _output_weight_gradient(self, width: int) -> Launch:
         tile, block, parts = self.tiles.output_weight_gradient, self._output_weight_block, self.parts[1]
         numbers = (self._numbers[2], blocks(self.positions, tile.rows), parts)
         constants = {"Z": self.z, "WIDTH": width, "ROWS": tile.rows, "BLOCK": block} | self._fixed(tile)
         programs = self.z // block * parts
-        return _launch(kernel.output_weight_gradient_kernel, programs, numbers, constants, tile)
+        return _launch(output_weight_gradient_kernel, programs, numbers, constants, tile)
 
     @cached_property
     def output_gate_gradient(self) -> Launch:
@@ -287,14 +307,14 @@ class Call:
         """``finish_kernel``."""
         constants = {"Z": self.z, "C": self.c, **FINISHED}
         programs = (4 * self.c + 2 * self.z) // FINISHED["ROWS"]
-        return Launch(kernel.finish_kernel, programs, self.parts, constants, {"num_warps": 1})
+        return Launch(finish_kernel, programs, self.parts, constants, {"num_warps": 1})
 
     @cached_property
     def sum_shares(self) -> Launch:
         """``sum_shares_kernel``."""
         constants = {"Z": self.z, "C": self.c, "ROWS": FINISHED["ROWS"], **_SUMMED}
         programs = 2 * (self.z + self.c) // _SUMMED["COLUMNS"]
-        return Launch(kernel.sum_shares_kernel, programs, (), constants, {})
+        return Launch(sum_shares_kernel, programs, (), constants, {})
 
 
 def _launch(

@@ -15,12 +15,12 @@ from megafold.trainer.kernels.tables import Family
 class Tile:
     """``rows`` positions by ``channels`` at a time, and how a program runs.
 
-    ``resident``: how many programs share a multiprocessor, of the kernels that keep sums; ``registers`` caps
-    those of a thread, None: no cap. ``held``: as many programs as are resident go through all positions, with
-    the matrices in shared memory: of the projections and, in 2 bytes, of the input's gradient, whatever
-    ``channels`` says; without the cap, of the output's gradient where they are four tiles of ``channels``;
-    of these gradients on NVIDIA GPUs alone. ``fetch``: what is read later is fetched into the L2 cache when
-    a program begins, or the block before; likewise.
+    ``resident``: how many programs share a multiprocessor, of the kernels that keep sums and of held forms;
+    ``registers`` caps those of a thread, None: no cap. ``held``: as many programs as are resident go through
+    all positions, with the matrices in shared memory: of the projections and, in 2 bytes, of the input's
+    gradient, whatever ``channels`` says; without the cap, of the output's gradient where the matrices are
+    four tiles of ``channels``. ``fetch``: what is read later is fetched into the L2 cache when a program
+    begins, or during the block before. NVIDIA GPUs alone have both, but for held projections of float32.
     """
 
     rows: int
