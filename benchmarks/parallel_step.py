@@ -270,10 +270,11 @@ def main() -> None:
         n_cycles=1,
         device=str(device),
         backend=backend,
+        rollout_steps=0,
         cuda_graphs="off",  # ranks that share a sample have none
         warmup_steps=1_000_000,  # rates near 0: random weights must not run away
     )
-    sizes = model_preset(arguments.preset)
+    sizes = replace(model_preset(arguments.preset), confidence=None)  # which judges roll-outs
     if arguments.blocks:
         sizes = shallow(sizes, arguments.blocks)
     setting = Setting(device, sizes, training, peers)

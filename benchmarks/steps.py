@@ -84,8 +84,10 @@ def network(sizes: ModelConfig, device: torch.device, backend: Backend) -> Alpha
 
 def shallow(sizes: ModelConfig, most: int) -> ModelConfig:
     """The same with at most so many blocks in each stack."""
+    judging = sizes.confidence
     return replace(
         sizes,
+        confidence=judging and replace(judging, n_block=min(most, judging.n_block)),
         n_pairformer=min(most, sizes.n_pairformer),
         n_msa=min(most, sizes.n_msa),
         n_template=min(most, sizes.n_template),

@@ -263,6 +263,8 @@ def parsed() -> argparse.Namespace:
 
 def setting_of(arguments: argparse.Namespace) -> Setting:
     sizes = model_preset(arguments.preset)
+    if not arguments.rollout:  # and so nothing to judge
+        sizes = replace(sizes, confidence=None)
     if arguments.blocks:
         sizes = shallow(sizes, arguments.blocks)
     training = TrainConfig(
