@@ -102,9 +102,9 @@ def _tell(summary: Any, out: Path, *, as_json: bool) -> None:
     click.echo(f"{summary.steps} steps in {summary.minutes:.1f} min, loss {summary.loss:.3f}: {out}")
     for structure in summary.structures:
         best = max(structure.lddt)
-        expected = f" (expected {max(structure.plddt):.3f})" if structure.plddt else ""
+        expected = f", expected {max(structure.plddt):.3f}" if structure.plddt else ""
         click.echo(
-            f"{structure.entry}: lDDT {best:.3f} (best of {len(structure.lddt)}){expected}, "
+            f"{structure.entry}: lDDT {best:.3f} (best of {len(structure.lddt)}{expected}), "
             f"RMSD {min(structure.rmsd):.2f} Å: {structure.path}"
         )
 
