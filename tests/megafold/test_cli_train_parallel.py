@@ -32,7 +32,7 @@ STEPS = 3
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("parallel")
-    corpus = write_sample_corpus(folder / "corpus", entries=6)
+    corpus = write_sample_corpus(folder / "corpus", entries=7)
     command = ["cache", "build", str(corpus.structures), str(folder / "cache")]
     run([*command, "--alignments", str(corpus.alignments), "--workers", "1"])
     return folder / "cache"
@@ -127,7 +127,7 @@ def test_the_loader_of_a_rank_has_its_rows_of_the_bonds(cache):
     def batches(peers: Peers) -> list[dict[str, Any]]:
         stream = BatchStream(shared_data(data, peers), config, Ranks())
         try:
-            return [next(stream) for _ in range(4)]
+            return [next(stream) for _ in range(12)]
         finally:
             stream.close()
 
