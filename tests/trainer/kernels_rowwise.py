@@ -144,9 +144,10 @@ class Case:
 
     def assert_as_exact_as_eager(self) -> None:
         """Output and every gradient, of the inputs as they are and of others like them."""
-        # Fused in float32 in the interpreter alone, where NumPy adds rows one after the other.
+        # Fused in float32 in the interpreter alone, where NumPy adds rows one after the other, and products
+        # of 128 channels are off by up to three epsilons on some CPUs.
         fused_wide = DEVICE == "cpu" and self.grad.dtype == torch.float32 and "norm_bias" in self.inputs
-        judged(self, Case.of_three, 1.5 if fused_wide else ROUNDING_WIDE)
+        judged(self, Case.of_three, 2.5 if fused_wide else ROUNDING_WIDE)
 
 
 @each_operator

@@ -109,7 +109,8 @@ SCRIPT = textwrap.dedent(
     def fatal(*args, **kwargs):
         calls.append(1)
         restarted = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
-        if len(calls) == 3 and os.environ["RANK"] == "1" and not restarted:
+        # Two blocks a step, the trunk's and the confidence head's: this is in the third.
+        if len(calls) == 5 and os.environ["RANK"] == "1" and not restarted:
             os.kill(os.getpid(), signal.SIGKILL)
         return block(*args, **kwargs)
 
