@@ -26,6 +26,7 @@ from typing import Final, Literal
 
 import zstandard
 
+from megafold.pipeline.compression import GZIP_MAGIC, ZSTD_MAGIC
 from megafold.pipeline.corpus import require_text
 from megafold.pipeline.errors import AlignmentError, InputError
 from megafold.pipeline.msa import keyed_csv
@@ -97,9 +98,9 @@ def _head(path: Path) -> bytes:
         with open(path, "rb") as file:
             magic = file.read(4)
             file.seek(0)
-            if magic[:2] == b"\x1f\x8b":
+            if magic.startswith(GZIP_MAGIC):
                 return gzip.GzipFile(fileobj=file).read(_HEAD_BYTES)
-            if magic == b"\x28\xb5\x2f\xfd":
+            if magic == ZSTD_MAGIC:
                 return zstandard.ZstdDecompressor().stream_reader(file).read(_HEAD_BYTES)
             return file.read(_HEAD_BYTES)
     except (OSError, EOFError, zlib.error, zstandard.ZstdError):

@@ -14,6 +14,7 @@ from megafold.trainer.losses.confidence import LAST_EDGE
 from megafold.trainer.losses.term import masked_mean, without_autocast
 from megafold.trainer.model.outputs import ConfidenceLogits
 from megafold.trainer.ops.precision import wide
+from megafold.trainer.ops.smooth_lddt import distances
 
 #: Atoms of two chains that are nearer than this clash, Å; more than so many, or than such a share of the
 #: smaller chain, make a clash of a structure (SI 5.9.2).
@@ -135,7 +136,7 @@ def predicted_frames(batch: Mapping[str, Tensor], coords: Tensor) -> Tensor:
         for some in tokens.split(_ROWS_AT_ONCE):
             atom = batch["token_atom_start"][sample, some].long()
             origin = wide(coords[sample, atom])
-            distance = _distance(origin, x)
+            distance = distances(origin, x)
             other = chain[sample, atoms] != chain[sample, atom].unsqueeze(-1)
             distance = distance.masked_fill(other | (atoms == atom.unsqueeze(-1)), torch.inf)
             near = distance.topk(2, largest=False)
@@ -163,7 +164,7 @@ def has_clash(batch: Mapping[str, Tensor], coords: Tensor) -> Tensor:
         member = torch.nn.functional.one_hot(place, n_chain).to(x.dtype)
         clashes = torch.zeros(n_chain, n_chain, dtype=x.dtype, device=x.device)
         for rows in torch.arange(len(x), device=x.device).split(_ROWS_AT_ONCE):
-            near = (_distance(x[rows], x) < CLASH_DISTANCE).to(x.dtype)
+            near = (distances(x[rows], x) < CLASH_DISTANCE).to(x.dtype)
             clashes += member[rows].T @ ((near @ member) > 0).to(x.dtype)
         size = member.sum(dim=0)
         smaller = torch.minimum(size.unsqueeze(0), size.unsqueeze(1))
@@ -181,9 +182,3 @@ def ranking_score(ptm: Tensor, iptm: Tensor, clash: Tensor, disordered: Tensor |
     """
     quality = torch.where(iptm.isnan(), ptm, 0.8 * iptm + 0.2 * ptm)
     return quality + 0.5 * disordered - 100.0 * clash.to(ptm.dtype)
-
-
-def _distance(first: Tensor, second: Tensor) -> Tensor:
-    """[I, 3] and [J, 3] → [I, J]."""
-    x, y, z = (a[:, None] - b for a, b in zip(first.unbind(-1), second.unbind(-1), strict=True))
-    return (x.square() + y.square() + z.square()).sqrt()

@@ -5,7 +5,6 @@ are first asked for, and stay in their compact form: text as indices into the di
 the integers that the file holds. Format: BinaryCIF 0.3 (Sehnal et al., PLOS Comput Biol 2020).
 """
 
-import gzip
 import itertools
 import zlib
 from collections.abc import Callable, Mapping
@@ -18,10 +17,8 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
+from megafold.pipeline.compression import unzipped
 from megafold.pipeline.errors import ComponentError
-
-#: What every gzip file begins with, whatever it is called.
-GZIP_MAGIC: Final = b"\x1f\x8b"
 
 _DTYPES: Final = {1: "<i1", 2: "<i2", 3: "<i4", 4: "<u1", 5: "<u2", 6: "<u4", 32: "<f4", 33: "<f8"}
 
@@ -116,7 +113,7 @@ def read_blocks(path: Path) -> list[Block]:
     """
     data = path.read_bytes()
     try:
-        content = msgpack.unpackb(gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data)
+        content = msgpack.unpackb(unzipped(data))
         return [Block(block) for block in content["dataBlocks"]]
     except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
         raise ComponentError(

@@ -13,11 +13,10 @@ from typing import Final, Protocol
 import zstandard
 
 from megafold.cache_store import Digest
+from megafold.pipeline.compression import GZIP_MAGIC, ZSTD_MAGIC
 from megafold.pipeline.errors import AlignmentError
 
 COMPRESSION_SUFFIXES: Final = (".gz", ".zst")
-_GZIP_MAGIC: Final = b"\x1f\x8b"
-_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _PIECE_BYTES: Final = 1 << 16
 
 
@@ -65,9 +64,9 @@ def read_text(path: Path) -> AlignmentText:
 
 
 def _decompress(raw: bytes) -> bytes:
-    if raw.startswith(_GZIP_MAGIC):
+    if raw.startswith(GZIP_MAGIC):
         return _joined(_members(raw, lambda: zlib.decompressobj(wbits=31)))
-    if raw.startswith(_ZSTD_MAGIC):
+    if raw.startswith(ZSTD_MAGIC):
         return _joined(_members(raw, lambda: zstandard.ZstdDecompressor().decompressobj()))
     return raw
 

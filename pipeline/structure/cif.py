@@ -1,6 +1,5 @@
 """The columns of an mmCIF file, text or binary, by tag. gemmi's objects stay in this module."""
 
-import gzip
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,8 +9,9 @@ import gemmi
 import numpy as np
 from numpy.typing import NDArray
 
-from megafold.pipeline.chemistry.binary_cif import GZIP_MAGIC, Category, read_blocks
 from megafold.pipeline.chemistry.binary_cif import Block as BinaryBlock
+from megafold.pipeline.chemistry.binary_cif import Category, read_blocks
+from megafold.pipeline.compression import unzipped
 from megafold.pipeline.errors import ComponentError, StructureError
 
 #: What an integer column holds where the file has no value.
@@ -113,7 +113,7 @@ def read_cif(path: Path) -> list[Block]:
         raise _invalid(path, error) from error
     try:
         # gemmi's own reader looks at no check sum where a damaged file gives more text than it should.
-        text = gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
+        text = unzipped(data)
         # Titles are all that is not ASCII, and no reason to refuse a file, whatever encoding they are in.
         document = gemmi.cif.read_string(text if text.isascii() else text.decode("utf-8-sig", "replace"))
         return [_text_block(block) for block in document]

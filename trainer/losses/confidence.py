@@ -17,8 +17,9 @@ from megafold.trainer.losses.diffusion import resolved_atoms
 from megafold.trainer.losses.smooth_lddt import NUCLEOTIDE_RADIUS, RADIUS
 from megafold.trainer.losses.term import LossTerm, masked_mean
 from megafold.trainer.model.outputs import ConfidenceLogits
+from megafold.trainer.model.primitives import at_atoms
 from megafold.trainer.ops.precision import wide
-from megafold.trainer.ops.smooth_lddt import THRESHOLDS, pair_distance
+from megafold.trainer.ops.smooth_lddt import THRESHOLDS, distances, pair_distance
 
 #: Key of a batch that has each sample's resolution, float32 [B], Å; NaN for an entry without one.
 RESOLUTION: Final = "resolution"
@@ -64,15 +65,15 @@ def atom_lddt(
     radius = torch.where(is_nucleotide, NUCLEOTIDE_RADIUS, RADIUS).to(wide(predicted).dtype)
     radius = torch.where(is_partner, radius, 0.0).unsqueeze(1)
     x, truth = _present(predicted, resolved), _present(batch["coords"], resolved)
-    x_center, true_center = _at(x, center), _at(truth, center)
+    x_center, true_center = at_atoms(x, center), at_atoms(truth, center)
     kept, pairs = [], []
     for first in range(0, x.shape[1], atoms_at_once):
         rows = slice(first, first + atoms_at_once)
-        true_distance = _distance(truth[:, rows], true_center)
+        true_distance = distances(truth[:, rows], true_center)
         counted = (true_distance < radius) & resolved[:, rows, None]
         atoms = torch.arange(x.shape[1], device=x.device)[rows]
         counted &= center.unsqueeze(1) != atoms.unsqueeze(-1)
-        error = (_distance(x[:, rows], x_center) - true_distance).abs_()
+        error = (distances(x[:, rows], x_center) - true_distance).abs_()
         kept.append(reduce(add, (((error < limit) & counted).sum(dim=-1) for limit in THRESHOLDS)))
         pairs.append(counted.sum(dim=-1))
     count = torch.cat(pairs, dim=1)
@@ -93,7 +94,7 @@ class Frames:
 
         Axes that the atoms do not determine, as they coincide or lie on a line, are 0.
         """
-        a, origin, c = (_at(positions, frame_atoms[..., place].long()) for place in range(3))
+        a, origin, c = (at_atoms(positions, frame_atoms[..., place].long()) for place in range(3))
         first, second = _unit(a - origin), _unit(c - origin)
         middle, across = _unit(first + second), _unit(second - first)
         axes = torch.stack([middle, across, torch.linalg.cross(middle, across)], dim=-2)
@@ -134,8 +135,8 @@ def aligned_error(
         has_frame = has_frame & torch.gather(resolved, 1, frame_atoms[..., place].long())
     has_center = batch["token_mask"] & torch.gather(resolved, 1, center)
     x, truth = _present(predicted, resolved), _present(batch["coords"], resolved)
-    local = Frames.of(x, frame_atoms).express(_at(x, center), rows)
-    true_local = Frames.of(truth, frame_atoms).express(_at(truth, center), rows)
+    local = Frames.of(x, frame_atoms).express(at_atoms(x, center), rows)
+    true_local = Frames.of(truth, frame_atoms).express(at_atoms(truth, center), rows)
     squared = reduce(add, ((own - true).square() for own, true in zip(local, true_local, strict=True)))
     return torch.sqrt(squared + _EPSILON), has_frame, has_center
 
@@ -153,7 +154,7 @@ def distance_error(
     atom = batch["rep_atom"].long()
     mask = batch["token_mask"] & torch.gather(resolved, 1, atom)
     x, truth = _present(predicted, resolved), _present(batch["coords"], resolved)
-    error = pair_distance(_at(x, atom), rows) - pair_distance(_at(truth, atom), rows)
+    error = pair_distance(at_atoms(x, atom), rows) - pair_distance(at_atoms(truth, atom), rows)
     return error.abs_(), mask
 
 
@@ -246,17 +247,6 @@ def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 def _present(positions: Tensor, mask: Tensor) -> Tensor:
     """Positions [B, A, 3], 0 where masked."""
     return torch.where(mask.unsqueeze(-1), wide(positions), 0.0)
-
-
-def _at(positions: Tensor, atoms: Tensor) -> Tensor:
-    """Positions [B, N, 3] of one atom of each token."""
-    return torch.gather(positions, 1, atoms.unsqueeze(-1).expand(-1, -1, 3))
-
-
-def _distance(first: Tensor, second: Tensor) -> Tensor:
-    """[B, I, 3] and [B, J, 3] → [B, I, J]."""
-    pairs = zip(first.unbind(-1), second.unbind(-1), strict=True)
-    return reduce(add, ((x[:, :, None] - y[:, None, :]).square() for x, y in pairs)).sqrt_()
 
 
 def _unit(vectors: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from megafold.trainer.losses.diffusion import resolved_atoms
 from megafold.trainer.losses.term import LossTerm
+from megafold.trainer.model.primitives import at_atoms
 from megafold.trainer.ops.precision import wide
 from megafold.trainer.ops.smooth_lddt import pair_distance
 
@@ -36,7 +37,7 @@ def distogram_loss(batch: Mapping[str, Tensor], logits: Tensor, rows: slice = sl
     """
     atom = batch["rep_atom"].long()
     mask = batch["token_mask"] & torch.gather(resolved_atoms(batch), 1, atom)
-    positions = torch.gather(wide(batch["coords"]), 1, atom.unsqueeze(-1).expand(-1, -1, 3))
+    positions = at_atoms(wide(batch["coords"]), atom)
     distance = pair_distance(torch.where(mask.unsqueeze(-1), positions, 0.0), rows)
     bins = distogram_bins(distance, logits.shape[-1])
     entropy = F.cross_entropy(wide(logits).movedim(-1, 1), bins, reduction="none")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from megafold.trainer.model.config import ConfidenceConfig, ModelConfig
 from megafold.trainer.model.outputs import ConfidenceLogits, TrunkOutputs
 from megafold.trainer.model.pairformer import PairformerStack
-from megafold.trainer.model.primitives import Linear, NormLinear
+from megafold.trainer.model.primitives import Linear, NormLinear, at_atoms
 from megafold.trainer.model.template import N_BINS, template_distogram
 from megafold.trainer.ops.precision import full_precision, wide
 
@@ -53,9 +53,8 @@ class ConfidenceHead(nn.Module):
         """z of the judged structure (lines 1 to 3); of ``rows``, if given, and then so is ``z_trunk``."""
         s_inputs = trunk.s_inputs.detach()
         z = self.linear_z_row(s_inputs[:, rows])[:, :, None] + self.linear_z_column(s_inputs)[:, None]
-        representative = batch["rep_atom"].long().unsqueeze(-1).expand(-1, -1, 3)
         with full_precision(coords):
-            bins = template_distogram(torch.gather(wide(coords), 1, representative), rows)
+            bins = template_distogram(at_atoms(wide(coords), batch["rep_atom"].long()), rows)
         mask = batch["token_mask"]
         bins = bins * (mask[:, rows, None] & mask[:, None, :]).unsqueeze(-1)
         distance: Tensor = self.linear_distance(bins.to(self.linear_distance.weight.dtype))

@@ -129,6 +129,11 @@ class Dropout(nn.Module):
         return F.dropout(x.new_ones([count, *shape]), self.rate).unbind()
 
 
+def at_atoms(positions: Tensor, atoms: Tensor) -> Tensor:
+    """Positions [B, N, 3] of one atom of each token, of [B, A, 3] those of the indices [B, N]."""
+    return torch.gather(positions, 1, atoms.unsqueeze(-1).expand(-1, -1, 3))
+
+
 def run_block(block: Callable[..., Any], *inputs: Any, recompute: bool) -> Any:
     """Call ``block``; with ``recompute``, keep its inputs alone for the backward pass."""
     results = rehearsed(block, inputs)

@@ -51,12 +51,18 @@ def pair_distance(positions: Tensor, rows: slice = slice(None)) -> Tensor:
 
     Only those rows of the matrix, if given.
     """
-    return _length(_offsets(positions, rows))
+    return distances(positions[..., rows, :], positions)
 
 
-def _offsets(positions: Tensor, rows: slice = slice(None)) -> list[Tensor]:
-    """Differences [..., N, N] along x, y and z."""
-    return [x[..., rows, None] - x[..., None, :] for x in positions.unbind(-1)]
+def distances(first: Tensor, second: Tensor) -> Tensor:
+    """Distances [..., I, J] of positions [..., I, 3] and [..., J, 3], for which no gradient is wanted."""
+    return _length(_offsets(first, second))
+
+
+def _offsets(first: Tensor, second: Tensor) -> list[Tensor]:
+    """Differences [..., I, J] along x, y and z."""
+    pairs = zip(first.unbind(-1), second.unbind(-1), strict=True)
+    return [x[..., :, None] - y[..., None, :] for x, y in pairs]
 
 
 def _length(offsets: list[Tensor]) -> Tensor:
@@ -98,7 +104,7 @@ def _of_copies(
     predicted: Tensor, true_distance: Tensor, weight: Tensor, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Σ w·ε [B, s] of copies [B, s, N, 3], and its gradient; w [B, 1, N, N] is symmetric."""
-    offsets = _offsets(predicted)
+    offsets = _offsets(predicted, predicted)
     distance = _length(offsets)
     difference = distance - true_distance
     error = difference.abs()
