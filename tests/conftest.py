@@ -15,3 +15,8 @@ def corpus_dir() -> Path:
     if not (path / "structures").is_dir():
         pytest.skip(f"needs the real corpus: no structures/ in {path}; set MEGAFOLD_CORPUS to its folder")
     return path
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their argument: gzip writes the time, and test processes must agree about names."""
+    return argname if isinstance(val, bytes) else None
