@@ -26,8 +26,9 @@ INVALID: Final = 255  #: a byte that no alignment row holds
 IGNORED: Final = b" \t\n\v\f\r."
 _UPPER: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SUBSTITUTES: Final[dict[MolType, dict[str, str]]] = {
-    # Selenocysteine and pyrrolysine count as what they replace.
-    MolType.PROTEIN: {"U": "C", "O": "K"},
+    # As in AF3's published code: U (selenocysteine) is cysteine, B (D or N) and Z (E or Q) count as the
+    # acid; O (pyrrolysine) and J (I or L) are unknown.
+    MolType.PROTEIN: {"U": "C", "B": "D", "Z": "E"},
     MolType.RNA: {"T": "U"},
     MolType.DNA: {"U": "T"},
 }

@@ -18,7 +18,7 @@ from megafold.pipeline.msa.species import RowSpecies
 from megafold.pipeline.msa.text import plain_name
 from megafold.pipeline.schema import GAP, MSA, N_RESTYPE, MolType
 
-VERSION: Final = 2
+VERSION: Final = 3
 _MAX_DELETION: Final = 255
 _ROW_BLOCK: Final = 1024
 _RESIDUE_BLOCK: Final = 16  #: at most 255: sums over a block fit uint8, which NumPy adds fastest

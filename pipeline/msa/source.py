@@ -23,6 +23,7 @@ from megafold.pipeline.schema import GAP, MolType
 
 _PAIRING_NAME = re.compile(r"(?<![a-z])(uniprot|pairing|paired)(?![a-z])")
 _HEAD_BYTES: Final = 1024
+_AMBIGUOUS: Final = str.maketrans("BZ", "XX")
 _UNPAIRED_NAME = re.compile(r"(?<![a-z])(non|un|not)[-_]?pair")
 
 
@@ -128,10 +129,10 @@ def fit_source(text: AlignmentText, sequence: str, alphabet: Alphabet, path: str
 
 
 def _mismatch(query: str, sequence: str, alphabet: Alphabet) -> str:
-    """Why an alignment's query is not the chain's sequence, '' where it is. Unknown letters match any."""
+    """Why an alignment's query is not the chain's sequence, '' where it is. X, B, Z and such match any."""
     if len(query) != len(sequence):
         return f"its query has {len(query)} residues, the chain has {len(sequence)}"
-    ours, theirs = alphabet.encode(sequence), alphabet.encode(query)
+    ours, theirs = (alphabet.encode(letters.upper().translate(_AMBIGUOUS)) for letters in (sequence, query))
     differs = (ours != theirs) & (ours != alphabet.unknown) & (theirs != alphabet.unknown)
     if not differs.any():
         return ""

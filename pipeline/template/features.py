@@ -24,7 +24,7 @@ from megafold.pipeline.template.hits import parse_hits
 from megafold.pipeline.template.placing import place
 from megafold.pipeline.template.structures import TemplateStructures
 
-VERSION: Final = 2
+VERSION: Final = 3
 #: A hit of fewer residues gives no frame-to-frame geometry worth a row.
 MIN_ALIGNED: Final = 4
 

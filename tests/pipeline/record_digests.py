@@ -27,7 +27,7 @@ from megafold.pipeline.manifest import entry_rows
 from tests.pipeline.rdkit_threads import VARIABLE, set_rdkit_threads
 
 RECORD: Final = Path(__file__).with_name("corpus_digests.json")
-DEFAULT_CORPUS: Final = Path(__file__).resolve().parents[2] / "shared" / "corpus"
+DEFAULT_CORPUS: Final = Path(__file__).resolve().parents[3] / "shared" / "corpus"
 #: Whose output is in the objects: another version may rightly give other digests.
 LIBRARIES: Final = ("biotite", "gemmi", "numpy", "rdkit", "scipy")
 #: As many digits tell any two of a few hundred objects apart.

@@ -15,7 +15,7 @@ from megafold.pipeline.msa.text import read_text
 from megafold.pipeline.schema import RESTYPE_INDEX, RESTYPES, MolType
 
 PROTEIN = Alphabet.of(MolType.PROTEIN)
-LETTERS = dict(zip("ARNDCQEGHILKMFPSTWYV", RESTYPES[:20], strict=True))
+LETTERS = dict(zip("ARNDCQEGHILKMFPSTWYV", RESTYPES[:20], strict=True)) | {"B": "ASP", "Z": "GLU"}
 
 
 def classes(rows):
@@ -104,7 +104,7 @@ def test_joined_alignment_tells_its_chains():
 @pytest.mark.parametrize(
     ("mol_type", "letters", "names"),
     [
-        (MolType.PROTEIN, "UOBZJX*", ["CYS", "LYS", "UNK", "UNK", "UNK", "UNK", "UNK"]),
+        (MolType.PROTEIN, "UOBZJX*", ["CYS", "UNK", "ASP", "GLU", "UNK", "UNK", "UNK"]),
         (MolType.RNA, "ACGUTNRYX", ["A", "C", "G", "U", "U", "N", "N", "N", "N"]),
         (MolType.DNA, "ACGTUNRYX", ["DA", "DC", "DG", "DT", "DT", "DN", "DN", "DN", "DN"]),
     ],

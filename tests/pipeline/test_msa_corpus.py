@@ -37,11 +37,11 @@ def content_for(sequence, mol_type, files):
 
 
 def class_of(letter, mol_type):
-    """AF3's classes by component name; selenocysteine, pyrrolysine, and T and U count as their kin."""
+    """AF3's classes by component name; selenocysteine, B and Z, and T and U count as their kin."""
     if letter in "-.":
         return RESTYPES.index("-")
     letter = letter.upper()
-    kin = {MolType.PROTEIN: {"U": "C", "O": "K"}, MolType.RNA: {"T": "U"}, MolType.DNA: {"U": "T"}}
+    kin = {MolType.PROTEIN: {"U": "C", "B": "D", "Z": "E"}, MolType.RNA: {"T": "U"}, MolType.DNA: {"U": "T"}}
     name = gemmi.expand_one_letter(kin[mol_type].get(letter, letter), KINDS[mol_type])
     return RESTYPES.index(name if name in RESTYPES else UNKNOWN[mol_type])
 

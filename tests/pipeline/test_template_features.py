@@ -204,8 +204,8 @@ def test_golden_digest(tmp_path):
     write_structure(tmp_path / "pdb", "1abc", NEW_DATES)
     hits = write_hits(tmp_path, ("1abc_H/2-5", "-ASMK"), ("9xyz_A/1-5", "GASMK"))
     content = make("GASMR", [hits], TemplateStructures([tmp_path / "pdb"]))
-    assert VERSION == 2
-    assert str(content.digest()) == "1847803591a153df65801ef5f350c6bc115dbb2c7a76a4037fadad85fa9332f4"
+    assert VERSION == 3
+    assert str(content.digest()) == "1b389b53fbb84ceaa7579750cdc080b1f2d8123e6a3d022c0f2a0455827af801"
 
 
 def test_a_wrong_offset_is_found_by_the_letters(tmp_path):
