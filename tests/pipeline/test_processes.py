@@ -10,11 +10,12 @@ from megafold.pipeline.builder.processes import process_map
 
 #: Prints its processes' ids, and then is busy for a minute.
 PROGRAM = """
-import os, time
+import os, signal
 from megafold.pipeline.builder.processes import process_map
 from tests.pipeline.test_processes import slow
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have commands behind "&" ignore it
     with process_map(2) as mapped:
         for pid in mapped(slow, range(1000)):
             print(pid, flush=True)
