@@ -145,7 +145,7 @@ def test_torchrun_starts_again_from_the_last_checkpoint(tmp_path, device):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command: list[Any] = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    # torchrun ends the first rank as soon as it sees that the second has gone: not before it has said so itself.
+    # torchrun ends the first rank when it sees that the second has gone: not before it has said so itself.
     command += ["--monitor-interval", "5", "--nproc-per-node", "2", "--max-restarts", "1"]
     command += [script, tmp_path / "run", device]
     result = subprocess.run(
