@@ -362,3 +362,7 @@ def test_what_the_kernels_do_not_take_is_said():
     assert "several dtypes" in str(operator.unsupported(case.z, case.mask, several, True))
     odd = make_case((1, 8, 24, 16))
     assert "24 and 16 channels" in str(operator.unsupported(odd.z, odd.mask, odd.weights, True))
+    # The last of three rows of factors, 8 tokens wider, begins below 2³¹: at 2 · 32 767², not at 2 · 32 768².
+    for tokens, said in ((32_759, None), (32_760, "1 times 32760 tokens")):
+        many = case.z[:, :1, :1].expand(1, tokens, tokens, -1)
+        assert operator.unsupported(many, case.mask, case.weights, True) == said

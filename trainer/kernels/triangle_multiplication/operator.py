@@ -31,8 +31,8 @@ from megafold.trainer.ops.triangle import TriangleMultiplicationWeights
 
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _CHANNELS: Final = (16, 32, 64, 128)
-#: Positions are counted in 32 bits.
-_MOST_POSITIONS: Final = 2**31 - 256
+#: Positions are counted in 32 bits, and the last of the factors' three rows begins at twice their number.
+_MOST_POSITIONS: Final = 2**30 - 256
 #: Triton runs on the CPU.
 _INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
 
