@@ -218,9 +218,11 @@ class Trainer:
         losses, skip, stop, samples = self._agree(sums, norm, signals.received is not None, own_samples)
         if self.ranks.world > 1 and not skip:
             self.ranks.average_gradients(self.parameters)
-            # Every rank has the same gradients now, so all take the same decision about their norm.
             norm = gradient_norm(self.parameters)
-            skip = not norm.isfinite()
+        # Asked for before the optimizer's work, which the next step need not wait for.
+        grad_norm = norm.item()
+        # Every rank has the same gradients now, so all take the same decision about their norm.
+        skip = skip or not math.isfinite(grad_norm)
         if skip:
             self.skipped += 1
             self._skipped_in_a_row += 1
@@ -235,7 +237,7 @@ class Trainer:
             "step": self.step,
             **losses,
             "learning_rate": rate,
-            "grad_norm": norm.item(),
+            "grad_norm": grad_norm,
             "skipped": self.skipped,
             "samples_per_s": samples / seconds,
             "data_wait": waited / seconds,

@@ -311,6 +311,53 @@ def test_bonds_join_the_nearest_atom_and_count_once():
     assert polymer_ligand_bonds(batch | {"coords_mask": mask}).tolist() == []
 
 
+def loops_bonds(batch):
+    """Every ligand's token with every other one that is bonded to it, atom by atom."""
+    get = {name: value.numpy() for name, value in batch.items()}
+    resolved = get["coords_mask"] & get["atom_mask"]
+    found = []
+    for b, i, j in zip(*np.nonzero(get["token_bonds"]), strict=True):
+        if not get["is_ligand"][b, i] or get["is_ligand"][b, j] or not get["token_mask"][b, [i, j]].all():
+            continue
+        atom = get["token_atom_start"][b, i]
+        atoms = [a for a in np.flatnonzero(get["atom_to_token"][b] == j) if resolved[b, a]]
+        if resolved[b, atom] and atoms:
+            apart = [np.linalg.norm(get["coords"][b, a] - get["coords"][b, atom]) for a in atoms]
+            found.append([b, atom, atoms[int(np.argmin(apart))]])
+    return found
+
+
+@pytest.mark.parametrize("n_pad", [0, 3])
+def test_many_bonds_agree_with_loops(n_pad):
+    batch = random_batch(8, 14, n_ligand=5, batch_size=3, unresolved=0.4)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.rand(batch["token_bonds"].shape, generator=generator) < 0.3
+    drawn[1] = False
+    batch["token_bonds"] = drawn | drawn.transpose(1, 2)
+    residue = batch["atom_to_token"][0] == 1  # of which nothing is resolved
+    batch["coords_mask"][0, residue] = False
+    batch = pad_batch(batch, n_token=n_pad, n_atom=2 * n_pad)
+    batch["coords"] = torch.where(resolved_atoms(batch).unsqueeze(-1), batch["coords"], torch.nan)
+    bonds = polymer_ligand_bonds(batch)
+    expected = loops_bonds(batch)
+    assert bonds.tolist() == expected
+    assert len({b for b, _, _ in expected}) == 2
+    assert len(expected) > 10
+    x = torch.nan_to_num(fake_outputs(batch).denoised).detach().requires_grad_()
+    loss = bond_loss(x, batch["coords"], bonds)
+    for b in range(3):
+        pairs = [(i, j) for own, i, j in expected if own == b]
+        truth, own = batch["coords"][b].double().numpy(), x[b].detach().double().numpy()
+        errors = [
+            (np.linalg.norm(own[:, i] - own[:, j], axis=-1) - np.linalg.norm(truth[i] - truth[j])) ** 2
+            for i, j in pairs
+        ]
+        np.testing.assert_allclose(loss[b].detach(), np.mean(errors, axis=0) if pairs else 0, rtol=1e-4)
+    loss.sum().backward()
+    assert gradient(x).isfinite().all()
+    assert (gradient(x)[1] == 0).all()
+
+
 def test_bond_loss_agrees_with_numpy():
     batch, i, j = bonded_batch()
     outputs = fake_outputs(batch)

@@ -80,23 +80,24 @@ def polymer_ligand_bonds(batch: Mapping[str, Tensor]) -> Tensor:
     ``token_bonds`` names tokens. A ligand's token is one atom; of a residue's atoms the bonded one is that
     closest to it in the ground truth. A bond is left out unless both its atoms are resolved.
     """
-    ligand = batch["is_ligand"] & batch["token_mask"]
-    polymer = ~batch["is_ligand"] & batch["token_mask"]
+    resolved, to_token = resolved_atoms(batch), batch["atom_to_token"].long()
+    n_resolved = torch.zeros_like(batch["token_mask"], dtype=torch.int64)
+    has_atom = n_resolved.scatter_add(1, to_token, resolved.long()) > 0
+    ligand = batch["is_ligand"] & batch["token_mask"] & has_atom
+    polymer = ~batch["is_ligand"] & batch["token_mask"] & has_atom
     linked = batch["token_bonds"] & ligand.unsqueeze(2) & polymer.unsqueeze(1)
-    resolved = resolved_atoms(batch)
-    bonds = []
-    for sample, ligand_token, polymer_token in linked.nonzero().tolist():
-        ligand_atom = int(batch["token_atom_start"][sample, ligand_token])
-        start = int(batch["token_atom_start"][sample, polymer_token])
-        stop = start + int(batch["token_atom_count"][sample, polymer_token])
-        candidates = resolved[sample, start:stop]
-        if not resolved[sample, ligand_atom] or not candidates.any():
-            continue
-        coords = batch["coords"][sample].float()
-        distance = (coords[start:stop] - coords[ligand_atom]).norm(dim=-1)
-        nearest = int(distance.masked_fill(~candidates, torch.inf).argmin())
-        bonds.append((sample, ligand_atom, start + nearest))
-    return torch.tensor(bonds, dtype=torch.int64, device=resolved.device).reshape(-1, 3)
+    sample, ligand_token, polymer_token = linked.nonzero().unbind(-1)
+    ligand_atom = batch["token_atom_start"][sample, ligand_token].long()
+    candidates = (to_token[sample] == polymer_token.unsqueeze(-1)) & resolved[sample]
+    coords = wide(batch["coords"])
+    distance = (coords[sample] - coords[sample, ligand_atom].unsqueeze(1)).norm(dim=-1)
+    nearest = distance.masked_fill(~candidates, torch.inf).argmin(dim=-1)
+    return torch.stack([sample, ligand_atom, nearest], dim=-1)
+
+
+def of_sample(bonds: Tensor, n_sample: int) -> Tensor:
+    """Which of the bonds each sample has, bool [B, N_bond]."""
+    return bonds[:, 0] == torch.arange(n_sample, device=bonds.device).unsqueeze(-1)
 
 
 def bond_loss(predicted: Tensor, truth: Tensor, bonds: Tensor) -> Tensor:
@@ -115,6 +116,5 @@ def bond_loss(predicted: Tensor, truth: Tensor, bonds: Tensor) -> Tensor:
     length = (predicted[sample, :, i] - predicted[sample, :, j]).norm(dim=-1)
     true_length = (wide(truth)[sample, i] - wide(truth)[sample, j]).norm(dim=-1)
     error = (length - true_length.unsqueeze(-1)).square()
-    total = predicted.new_zeros(predicted.shape[:2]).index_add(0, sample, error)
-    count = torch.bincount(sample, minlength=len(predicted)).clamp(min=1)
-    return total / count.unsqueeze(-1)
+    own = of_sample(bonds, len(predicted)).unsqueeze(-1)
+    return masked_mean(error.expand(len(predicted), -1, -1), own, (1,))

@@ -57,6 +57,8 @@ def nearest_truth(
 ) -> tuple[Tensor, Tensor]:
     """The ground truth of one sample with chains and atoms exchanged so as to be near the prediction.
 
+    All of it on the CPU.
+
     Args:
         predicted: [A, 3] anywhere in space.
         coords: ground truth as it is, [A, 3].
@@ -69,12 +71,11 @@ def nearest_truth(
     Returns:
         coords [A, 3] and mask [A]; never further from the prediction than those given.
     """
-    x, truth, w = predicted.detach().double().cpu(), coords.double().cpu(), weights.double().cpu()
-    present = mask.cpu()
+    x, truth, w = predicted.detach().double(), coords.double(), weights.double()
     chains = [ExchangeableChain.of(arrays) for arrays in exchanges["chains"]]
-    truth, present = _exchange_chains(x, truth, present, w, chains)
+    truth, present = _exchange_chains(x, truth, mask, w, chains)
     truth, present = _exchange_atoms(x, truth, present, w, exchanges["orders"])
-    return truth.to(coords), present.to(mask.device)
+    return truth.to(coords), present
 
 
 def with_nearest_truth(
@@ -84,15 +85,18 @@ def with_nearest_truth(
 
     Padding stays as it is. ``exchanges``: of each sample. A sample whose prediction is not finite stays, too.
     """
-    resolved, weights = resolved_atoms(batch), atom_weights(batch)
-    coords, mask = batch["coords"].clone(), batch["coords_mask"].clone()
+    if not any(own["chains"] or own["orders"] for own in exchanges):
+        return dict(batch)
+    given = (predicted, batch["coords"], batch["coords_mask"], resolved_atoms(batch), atom_weights(batch))
+    # The host waits for a GPU here, once for all samples.
+    x, coords, mask, resolved, weights = (tensor.to("cpu", copy=True) for tensor in given)
     for index, own in enumerate(exchanges):
-        if not (own["chains"] or own["orders"]) or not predicted[index][resolved[index]].isfinite().all():
+        if not (own["chains"] or own["orders"]) or not x[index][resolved[index]].isfinite().all():
             continue
         coords[index], mask[index] = nearest_truth(
-            torch.nan_to_num(predicted[index]), coords[index], resolved[index], weights[index], own
+            torch.nan_to_num(x[index]), coords[index], resolved[index], weights[index], own
         )
-    return {**batch, "coords": coords, "coords_mask": mask}
+    return {**batch, "coords": coords.to(predicted.device), "coords_mask": mask.to(predicted.device)}
 
 
 # ----------------------------------------------------------------------------------------------------------

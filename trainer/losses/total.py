@@ -11,6 +11,7 @@ from megafold.trainer.losses.diffusion import (
     atom_weights,
     bond_loss,
     mse_loss,
+    of_sample,
     per_atom,
     polymer_ligand_bonds,
     resolved_atoms,
@@ -93,8 +94,7 @@ def training_loss(
         if weights.bond > 0:
             bonds = polymer_ligand_bonds(batch)
             bond = bond_loss(outputs.denoised, batch["coords"], bonds)
-            bonded = bonds[:, 0].bincount(minlength=len(mask)) > 0
-            parts["bond"] = LossTerm(over_copies(bond), bonded)
+            parts["bond"] = LossTerm(over_copies(bond), of_sample(bonds, len(mask)).any(dim=-1))
             scaled = mse + weights.bond * bond
         copies = sigma_weight(outputs.sigma, weights.sigma_data) * scaled + weights.smooth_lddt * lddt
         diffusion = LossTerm(over_copies(copies), present)
