@@ -23,8 +23,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megafold.trainer import ops
+from megafold.trainer.losses import confidence_losses
+from megafold.trainer.model.confidence import ConfidenceHead
 from megafold.trainer.model.diffusion import DiffusionModule
 from megafold.trainer.model.model import AlphaFold3
+from megafold.trainer.model.outputs import TrunkOutputs
 from megafold.trainer.model.pairformer import PairformerBlock
 from megafold.trainer.model.primitives import run_block
 from megafold.trainer.ops import registry
@@ -119,6 +122,7 @@ def parts(model: AlphaFold3) -> list[Part]:
         Part("Pairformer block, recomputed", partial(whole_block, recompute=True)),
         Part("distogram", lambda n: model.trunk.distogram_head(new(1, n, n, c_z))),
         *diffusion_parts(model.diffusion),
+        *confidence_parts(cast(ConfidenceHead, model.confidence)),
     ]
 
 
@@ -143,6 +147,34 @@ def diffusion_parts(diffusion: DiffusionModule) -> list[Part]:
         Part("diffusion: conditioning of z", condition),
         Part(f"diffusion: {blocks} blocks", partial(transform, recompute=False)),
         Part(f"diffusion: {blocks} blocks, recomputed", partial(transform, recompute=True)),
+    ]
+
+
+def confidence_parts(head: ConfidenceHead) -> list[Part]:
+    """What the confidence head keeps besides its blocks' inputs: embedding, logits, and their losses."""
+
+    def judge(n: int, *, with_pae: bool) -> Any:
+        # One atom a token: what has pairs is of tokens.
+        each = torch.arange(n).expand(1, n)
+        batch = {
+            **dict.fromkeys("token_mask atom_mask coords_mask is_protein frame_mask".split(), ones(1, n)),
+            **dict.fromkeys("is_dna is_rna is_ligand".split(), torch.zeros(1, n, dtype=torch.bool)),
+            **dict.fromkeys("atom_to_token token_atom_start center_atom rep_atom".split(), each),
+            "token_atom_count": torch.ones(1, n, dtype=torch.int32),
+            "frame_atoms": each.unsqueeze(-1).expand(1, n, 3),
+            "coords": torch.zeros(1, n, 3),
+        }
+        s, z, coords = new(1, n, AF3.c_s), new(1, n, n, AF3.c_z), torch.zeros(1, n, 3)
+        inputs = new(1, n, AF3.c_s_inputs)
+        trunk = TrunkOutputs(s_inputs=inputs, s_trunk=s, z_trunk=z, distogram_logits=z)
+        embedded = head.embed(batch, trunk, coords)
+        logits = head.logits(batch, s, new(*z.shape), coords)
+        with torch.autocast("cpu", enabled=False):
+            return embedded, confidence_losses(batch, logits, with_pae=with_pae)
+
+    return [
+        Part("confidence: without its blocks", partial(judge, with_pae=True)),
+        Part("confidence: without PAE's loss", partial(judge, with_pae=False)),
     ]
 
 

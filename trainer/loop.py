@@ -493,9 +493,10 @@ def loss_of_whole_samples(trainer: Trainer, batch: Batch, cycles: int) -> Traini
             trunk = model.run_trunk(features, n_cycles=cycles)
             rollout = partial(model.rollout, features, trunk, n_samples=1, generator=trainer.generator)
             features, predicted = mini_rollout.settle(features, lambda n_steps: rollout(n_steps=n_steps))
+            # First, and so last in the backward pass: by then all that the copies kept is free again.
+            confidence = model.judge(features, trunk, predicted) if mini_rollout.judged else None
             outputs = model.denoise_copies(features, trunk, **settings)
-            if mini_rollout.judged:
-                outputs = replace(outputs, confidence=model.judge(features, trunk, predicted))
+            outputs = replace(outputs, confidence=confidence)
     with ops.use_backend(config.backend):
         return training_loss(features, outputs, config.loss_weights)
 

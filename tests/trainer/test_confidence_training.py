@@ -237,3 +237,15 @@ def test_scores_that_nothing_taught_are_not_told(tmp_path):
         structure = sampled(model, **changes)
         assert structure.plddt == ()
         assert {atom.b_iso for atoms in atoms_of(structure.path) for atom in atoms} == {0.0}
+
+
+def test_the_heads_backward_pass_comes_when_the_copies_is_over(tmp_path):
+    """So what the copies kept is free by then, and the longest crop is what the diffusion module allows."""
+    model = network().train()
+    order = []
+    for name, parameter in model.named_parameters():
+        part = name.partition(".")[0]
+        parameter.register_post_accumulate_grad_hook(lambda _, part=part: order.append(part))
+    loss_of_whole_samples(trainer_of(model, tmp_path, alpha_pae=1.0), random_batch(1, 9), 1).total.backward()
+    assert list(dict.fromkeys(order)) == ["diffusion", "confidence", "trunk"]
+    assert order == sorted(order, key=["diffusion", "confidence", "trunk"].index)

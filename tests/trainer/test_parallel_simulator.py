@@ -44,21 +44,43 @@ def test_the_shape_of_the_paper():
     assert times[1024] < 1.35 * (215_800 / 27_396) ** 0.5
 
 
-def test_the_bytes_of_the_paper_are_those_that_its_sources_give():
+@pytest.fixture(scope="module")
+def counted():
+    """Bytes a pair of each part of the network, in float32 and in bfloat16, as the benchmark counts them."""
+    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    run = [sys.executable, "-c", code, str(ROOT / "benchmarks/saved_bytes.py")]
+    lines = subprocess.run(run, check=True, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    return {line[:32].strip(): tuple(map(float, line[32:].split())) for line in lines[1:]}
+
+
+def test_the_bytes_of_the_paper_are_those_that_its_sources_give(counted):
     """The sum from reported lengths and sizes; what is not shared from what is counted in our network."""
     memory = read_inputs(bundled()["paper"]).memory
     phase = memory.phases["step"]
     reported = (141e9 - 4.08e9) / (1.35 * 590) ** 2
     assert phase.shared_bytes + phase.unshared_bytes == pytest.approx(reported, rel=1e-3)
-    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    script = str(ROOT / "benchmarks/saved_bytes.py")
-    run = [sys.executable, "-c", code, script]
-    lines = subprocess.run(run, check=True, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-    counted = {line[:32].strip(): float(line[32:].split()[0]) for line in lines[1:]}
-    whole = counted["diffusion: conditioning of z"] + counted["diffusion: 24 blocks"]
-    assert phase.unshared_bytes == pytest.approx(whole, rel=1e-3)
+    blocks, _ = counted["diffusion: 24 blocks"]
+    assert phase.unshared_bytes == pytest.approx(
+        counted["diffusion: conditioning of z"][0] + blocks, rel=1e-3
+    )
     # A norm's result and a bias for 16 heads in each of the blocks, their statistics, and z.
-    assert counted["diffusion: 24 blocks"] == pytest.approx(24 * (128 + 16 + 2) * 4 + 128 * 4, rel=0.01)
+    assert blocks == pytest.approx(24 * (128 + 16 + 2) * 4 + 128 * 4, rel=0.01)
+
+
+def test_our_bytes_are_the_counted_ones(counted, h200):
+    """What is kept when the diffusion module's backward pass begins, in bfloat16."""
+    bfloat16 = {name: low for name, (_, low) in counted.items()}
+    z = 2 * 128
+    kept = (
+        (48 + 4 + 4) * bfloat16["Pairformer block, recomputed"]
+        + 2 * 4 * 2 * 64  # inputs of the template's blocks
+        + bfloat16["diffusion: conditioning of z"]
+        + (z + bfloat16["distogram"])
+        + bfloat16["confidence: without its blocks"]
+    )
+    assert h200.memory.phases["diffusion"].shared_bytes == pytest.approx(kept, rel=1e-3)
+    # Logits of 64 bins, and what a softmax in float32 keeps of each, for both kinds of errors.
+    assert bfloat16["confidence: without PAE's loss"] < bfloat16["confidence: without its blocks"] - 4 * 64
 
 
 SIZES = Network(c_z=C_Z, c_triangle=16, n_head=N_HEAD, c_s=C_S)
@@ -144,7 +166,12 @@ def test_memory_is_that_of_the_phase_that_needs_most():
     assert memory.needed(100, 1) == pytest.approx(110)
 
 
+def without(inputs, **parts):
+    return replace(inputs, network=replace(inputs.network, **parts))
+
+
 def test_a_step_on_more_gpus(h200):
+    h200 = without(h200, rollout_steps=0)  # which all ranks do alike
     alone = project(h200, gpus=1, sp=1, tokens=768)
     assert alone.exposed_s == alone.sent_gib == 0
     shared = {sp: project(h200, gpus=sp, sp=sp, tokens=768) for sp in (2, 4, 8, 16, 64)}
@@ -159,6 +186,27 @@ def test_a_step_on_more_gpus(h200):
     links = replace(h200.links, latency_us=0.0, within_node_gb_s=1e6, between_nodes_gb_s=1e6)
     faster = replace(h200, links=links)
     assert project(faster, gpus=8, sp=8, tokens=768).exposed_s < 0.01 * shared[8].exposed_s
+
+
+@pytest.mark.parametrize("sp", [1, 4])
+def test_the_confidence_head_and_its_rollout_take_their_time(h200, sp):
+    n = 768
+    whole = project(h200, gpus=sp, sp=sp, tokens=n)
+    blind = project(without(h200, n_confidence=0), gpus=sp, sp=sp, tokens=n)
+    both = sum(op.per_block * (op.forward_at(n) + op.both_at(n)) for op in h200.operators.values())
+    assert whole.compute_s - blind.compute_s == pytest.approx(4 * both / sp / 1e3)
+    block = {way: sum(uses.values()) for way, uses in block_bytes(h200.network, n, sp).items()}
+    # Logits of 64 bins go to their transposed places, and their gradient back: a rank keeps its own tile.
+    logits = 2 * 2 * 64 * (n / sp) ** 2 * (sp - 1)
+    sent = 4 * (2 * block.get("forward", 0) + block.get("backward", 0)) + logits
+    assert whole.sent_gib - blind.sent_gib == pytest.approx(sent / 2**30)
+    still = project(without(h200, rollout_steps=0), gpus=sp, sp=sp, tokens=n)
+    # 20 passes of one copy, forward alone, beside 48 copies forward, forward again, and back.
+    diffusion = h200.diffusion.milliseconds * (0.12 * 4 + 0.88 * 2)
+    assert whole.compute_s - still.compute_s == pytest.approx(20 / (48 * 4) * diffusion / 1e3)
+    z = 2 * 128 * n**2 * (sp - 1) / sp
+    assert whole.sent_gib - still.sent_gib == pytest.approx(z / 2**30)
+    assert (whole.exposed_s > blind.exposed_s) == (whole.exposed_s > still.exposed_s) == (sp > 1)
 
 
 def test_the_smallest_group_that_holds_a_sample(h200):

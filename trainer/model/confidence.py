@@ -41,11 +41,7 @@ class ConfidenceHead(nn.Module):
         # Its gradient goes nowhere; with it the recorded backward pass of the trunk's blocks serves here too.
         s = trunk.s_trunk.detach().requires_grad_(torch.is_grad_enabled())
         s, z = self.pairformer(s, z, mask, mask[:, :, None] & mask[:, None, :])
-        plddt, resolved = self.of_atoms(batch, s)
-        half = self.pde(z)
-        return ConfidenceLogits(
-            plddt=plddt, resolved=resolved, pae=self.pae(z), pde=half + half.transpose(1, 2), coords=coords
-        )
+        return self.logits(batch, s, z, coords)
 
     def embed(
         self, batch: dict[str, Tensor], trunk: TrunkOutputs, coords: Tensor, rows: slice = slice(None)
@@ -59,6 +55,14 @@ class ConfidenceHead(nn.Module):
         bins = bins * (mask[:, rows, None] & mask[:, None, :]).unsqueeze(-1)
         distance: Tensor = self.linear_distance(bins.to(self.linear_distance.weight.dtype))
         return trunk.z_trunk.detach() + z + distance
+
+    def logits(self, batch: dict[str, Tensor], s: Tensor, z: Tensor, coords: Tensor) -> ConfidenceLogits:
+        """What the last block's s and z say of ``coords`` (lines 5 to 8)."""
+        plddt, resolved = self.of_atoms(batch, s)
+        half = self.pde(z)
+        return ConfidenceLogits(
+            plddt=plddt, resolved=resolved, pae=self.pae(z), pde=half + half.transpose(1, 2), coords=coords
+        )
 
     def of_atoms(self, batch: dict[str, Tensor], s: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of pLDDT and of being resolved, [B, A, bins], by each atom's place in its token."""

@@ -68,16 +68,17 @@ def training_pass(
     if mini_rollout is not None:
         rollout = partial(_rollout, model, batch, trunk, shards, generator)
         batch, predicted = mini_rollout.settle(batch, rollout)
+    confidence = None
+    if mini_rollout is not None and mini_rollout.judged and predicted is not None:
+        if model.confidence is None:
+            raise ConfigError("this network has no confidence head")
+        with ops.use_backend(model.backend):
+            confidence = judge(model.confidence, batch, trunk, predicted, shards)
     copies = model.noise_copies(batch, n_copies, generator)
     index, weight = own_copies(n_copies, shards.peers, copies.sigma)
     noised, sigma, target = (x[:, index] for x in (copies.noised, copies.sigma, copies.target))
     with ops.use_backend(model.backend):
         denoised = model.diffusion(noised, sigma, prepare(model.diffusion, batch, trunk, shards))
-        confidence = None
-        if mini_rollout is not None and mini_rollout.judged and predicted is not None:
-            if model.confidence is None:
-                raise ConfigError("this network has no confidence head")
-            confidence = judge(model.confidence, batch, trunk, predicted, shards)
     outputs = ModelOutputs(
         trunk=trunk, denoised=denoised, noised=noised, sigma=sigma, target=target, confidence=confidence
     )

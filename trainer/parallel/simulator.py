@@ -19,6 +19,8 @@ from megafold.trainer.parallel import cost
 
 GIB: Final = 2**30
 _BF16, _FP32 = 2, 4
+#: Share of a forward pass in it, its recomputation, and the backward pass, which takes as long as both.
+_FORWARD_SHARE: Final = 1 / 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +54,15 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Sizes; the defaults are AF3's. ``n_template_blocks`` counts a block once for each template."""
+    """Sizes; the defaults are AF3's. ``n_template_blocks`` counts a block once for each template.
+
+    ``n_confidence`` blocks judge a structure that ``rollout_steps`` passes of the diffusion module predict.
+    """
 
     n_pairformer: int = 48
+    n_confidence: int = 4
+    n_pde_bins: int = 64
+    rollout_steps: int = 20
     n_msa: int = 4
     n_template_blocks: int = 8
     c_template: int = 64
@@ -64,7 +72,7 @@ class Network:
     c_s: int = 384
     n_copies: int = 48
     mean_cycles: float = 2.5
-    parameters_million: float = 355.5
+    parameters_million: float = 368.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,18 +221,28 @@ def project(inputs: Inputs, *, gpus: int, sp: int, tokens: int) -> Projection:
     blocks_in_all = blocks + network.n_template_blocks * network.c_template / network.c_z
     forward = sum(op.per_block * op.forward_at(n) for op in inputs.operators.values()) / sp
     both = sum(op.per_block * op.both_at(n) for op in inputs.operators.values()) / sp
-    # The last cycle's blocks run forward, forward again, and backward; the other cycles' forward.
-    trunk_ms = blocks_in_all * (network.mean_cycles * forward + both)
-    compute_s = (trunk_ms + _diffusion_ms(inputs.diffusion, network, n, sp)) / 1e3
+    # Blocks with gradients run forward, forward again, and backward; those of other cycles forward.
+    learning = blocks_in_all + network.n_confidence
+    once = blocks_in_all * (network.mean_cycles - 1)
+    blocks_ms = once * forward + learning * (forward + both)
+    compute_s = (blocks_ms + _diffusion_ms(inputs.diffusion, network, n, sp)) / 1e3
 
     exposed, sent = _block_transfers(inputs, n, sp)
-    passes = network.mean_cycles + 1
-    exposed_ms = blocks_in_all * (passes * exposed["forward"] + exposed["backward"])
-    sent_bytes = blocks_in_all * (passes * sent["forward"] + sent["backward"])
+    exposed_ms, sent_bytes = (
+        once * by["forward"] + learning * (2 * by["forward"] + by["backward"]) for by in (exposed, sent)
+    )
     pair = network.c_z * n**2 * (sp - 1) / sp
-    for width in (_BF16, _FP32):  # z to the diffusion module, and its gradient back
-        exposed_ms += transfer_ms(inputs.links, pair * width, sp, 1)
-        sent_bytes += pair * width
+    pde = cost.rotation(n, network.n_pde_bins, sp) if network.n_confidence else 0.0
+    # z to the diffusion module and its gradient back, z to the roll-out, PDE's logits and their gradient.
+    others = [
+        pair * _BF16,
+        pair * _FP32,
+        *([pair * _BF16] if network.rollout_steps else []),
+        *[pde * _BF16] * 2,
+    ]
+    for size in others:
+        exposed_ms += transfer_ms(inputs.links, size, sp, 1)
+        sent_bytes += size
     gradients = 2 * network.parameters_million * 1e6 * _FP32 * (gpus - 1) / gpus
     exposed_ms += transfer_ms(inputs.links, gradients, gpus, 2)
     return Projection(
@@ -239,11 +257,13 @@ def project(inputs: Inputs, *, gpus: int, sp: int, tokens: int) -> Projection:
 
 
 def _diffusion_ms(diffusion: Diffusion, network: Network, n: int, sp: int) -> float:
+    """All noised copies forward, again, and backward, and the one of the roll-out forward, on every rank."""
     ratio = n / diffusion.length
     growth = diffusion.quadratic_share * ratio**2 + (1 - diffusion.quadratic_share) * ratio
     copies = -(-network.n_copies // sp) / network.n_copies
     share = diffusion.replicated_share + (1 - diffusion.replicated_share) * copies
-    return diffusion.milliseconds * growth * share
+    rollout = network.rollout_steps * _FORWARD_SHARE / network.n_copies
+    return diffusion.milliseconds * growth * (share + rollout)
 
 
 def block_bytes(network: Network, n: int, p: int) -> dict[str, dict[str, float]]:
