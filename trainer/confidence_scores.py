@@ -29,28 +29,48 @@ _ROWS_AT_ONCE: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidenceScores:
-    """Scores of one structure of each sample.
+class LddtScores:
+    """Expected lDDTs of one structure of each sample.
 
     Attributes:
-        plddt: [B, A], expected lDDT of each atom, 0 to 1; 0 for padding.
+        plddt: [B, A], of each atom, 0 to 1; 0 for padding.
         mean_plddt: [B], over the atoms.
-        pae: [B, N, N], expected error of token j's centre when i's frames are superposed, Å.
-        pde: [B, N, N], expected error of the distance between representative atoms, Å.
-        ptm: [B], expected TM score.
-        iptm: [B], the same over pairs of tokens in different chains; NaN for a single chain.
-        has_clash: bool [B], see :func:`has_clash`.
-        ranking: [B], see :func:`ranking_score`.
     """
 
     plddt: Tensor
     mean_plddt: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceScores(LddtScores):
+    """All scores of one structure of each sample.
+
+    Attributes:
+        pae: [B, N, N], expected error of token j's centre when i's frames are superposed, Å.
+        pde: [B, N, N], expected error of the distance between representative atoms, Å.
+        ptm: [B], expected TM score.
+        iptm: [B], the same over pairs of tokens in different chains; NaN for a single chain.
+        chain_pair_iptm: of each sample [C, C], see :func:`chain_pair_scores`.
+        has_clash: bool [B], see :func:`has_clash`.
+        ranking: [B], see :func:`ranking_score`.
+    """
+
     pae: Tensor
     pde: Tensor
     ptm: Tensor
     iptm: Tensor
+    chain_pair_iptm: tuple[Tensor, ...]
     has_clash: Tensor
     ranking: Tensor
+
+
+@torch.no_grad()
+def lddt_scores(batch: Mapping[str, Tensor], logits: ConfidenceLogits) -> LddtScores:
+    """What :func:`confidence_scores` says of lDDT, of a head that has not learned PAE."""
+    with without_autocast(logits.coords):
+        atoms = batch["atom_mask"]
+        plddt = torch.where(atoms, expected_value(logits.plddt, 1.0), 0.0)
+        return LddtScores(plddt=plddt, mean_plddt=masked_mean(plddt, atoms, (-1,)))
 
 
 @torch.no_grad()
@@ -61,23 +81,28 @@ def confidence_scores(batch: Mapping[str, Tensor], logits: ConfidenceLogits) -> 
         batch: features as in the sample schema, with a leading batch axis. Ground truth is not looked at.
         logits: what the head says of the structures.
     """
+    lddt = lddt_scores(batch, logits)
     with without_autocast(logits.coords):
-        atoms, tokens = batch["atom_mask"], batch["token_mask"]
+        tokens, chain = batch["token_mask"], batch["asym_id"]
         pair = tokens.unsqueeze(2) & tokens.unsqueeze(1)
-        plddt = torch.where(atoms, expected_value(logits.plddt, 1.0), 0.0)
         frames = predicted_frames(batch, logits.coords)
-        ptm = tm_score(logits.pae, frames, pair)
-        between = pair & (batch["asym_id"].unsqueeze(2) != batch["asym_id"].unsqueeze(1))
-        iptm = tm_score(logits.pae, frames, between, tokens.sum(dim=-1))
+        near = expected_closeness(logits.pae, tokens.sum(dim=-1))
+        ptm = tm_score(near, frames, pair)
+        between = pair & (chain.unsqueeze(2) != chain.unsqueeze(1))
+        iptm = tm_score(near, frames, between)
         iptm = torch.where(between.any(dim=(-1, -2)), iptm, torch.nan)
         clash = has_clash(batch, logits.coords)
         return ConfidenceScores(
-            plddt=plddt,
-            mean_plddt=masked_mean(plddt, atoms, (-1,)),
+            plddt=lddt.plddt,
+            mean_plddt=lddt.mean_plddt,
             pae=torch.where(pair, expected_value(logits.pae, LAST_EDGE), 0.0),
             pde=torch.where(pair, expected_value(logits.pde, LAST_EDGE), 0.0),
             ptm=ptm,
             iptm=iptm,
+            chain_pair_iptm=tuple(
+                chain_pair_scores(*(x[own] for x in (near[sample][:, own], frames[sample], chain[sample])))
+                for sample, own in enumerate(tokens)
+            ),
             has_clash=clash,
             ranking=ranking_score(ptm, iptm, clash),
         )
@@ -95,27 +120,52 @@ def expected_value(logits: Tensor, last_edge: float) -> Tensor:
     return (logits.softmax(dim=-1) * centers).sum(dim=-1)
 
 
-def tm_score(pae_logits: Tensor, frames: Tensor, pairs: Tensor, n_token: Tensor | None = None) -> Tensor:
-    """Expected TM score by the frame that gives the highest (SI 5.9.1, equations 17 and 18).
+def expected_closeness(pae_logits: Tensor, n_token: Tensor) -> Tensor:
+    """What each pair of tokens is expected to count in a TM score, [B, N, N] (SI 5.9.1).
 
     Args:
         pae_logits: [B, N, N, bins].
+        n_token: [B], tokens of the structure, by which errors are scaled.
+    """
+    logits = wide(pae_logits)
+    scale = 1.24 * (n_token.to(logits.dtype).clamp(min=19) - 15) ** (1 / 3) - 1.8
+    centers = bin_centers(logits.shape[-1], LAST_EDGE, logits)
+    weight = 1 / (1 + (centers / scale.unsqueeze(-1)).square())
+    return (logits.softmax(dim=-1) * weight[:, None, None]).sum(dim=-1)
+
+
+def tm_score(near: Tensor, frames: Tensor, pairs: Tensor) -> Tensor:
+    """Expected TM score by the frame that gives the highest (SI 5.9.1, equations 17 and 18).
+
+    Args:
+        near: [B, N, N], see :func:`expected_closeness`.
         frames: tokens that have a frame to superpose by, bool [B, N].
         pairs: for each frame the tokens that count, bool [B, N, N].
-        n_token: [B], the length by which errors are scaled; None: the most tokens that count for a frame.
 
     Returns:
         [B], between 0 and 1; 0 where no frame has a token that counts.
     """
-    logits = wide(pae_logits)
-    count = pairs.sum(dim=-1)
-    length = (count.amax(dim=-1) if n_token is None else n_token).to(logits.dtype)
-    scale = 1.24 * (length.clamp(min=19) - 15) ** (1 / 3) - 1.8
-    centers = bin_centers(logits.shape[-1], LAST_EDGE, logits)
-    weight = 1 / (1 + (centers / scale.unsqueeze(-1)).square())
-    near = (logits.softmax(dim=-1) * weight[:, None, None]).sum(dim=-1)
-    score = torch.where(pairs, near, 0.0).sum(dim=-1) / count.clamp(min=1)
+    score = torch.where(pairs, near, 0.0).sum(dim=-1) / pairs.sum(dim=-1).clamp(min=1)
     return torch.where(frames, score, 0.0).amax(dim=-1)
+
+
+def chain_pair_scores(near: Tensor, frames: Tensor, chain: Tensor) -> Tensor:
+    """TM scores of each pair of a structure's chains, and of each chain by itself (SI 5.9.3).
+
+    Args:
+        near: [N, N], see :func:`expected_closeness`; of tokens that are there.
+        frames: tokens that have a frame, bool [N].
+        chain: number of each token's chain, [N].
+
+    Returns:
+        [C, C], chains by rising numbers: the ipTM of the tokens of two chains, or a chain's pTM.
+    """
+    member = chain.unsqueeze(0) == chain.unique().unsqueeze(-1)
+    # Of each frame the mean over each chain's tokens [N, C]; then the best frame of each chain [C, C].
+    score = torch.stack([near[:, own].mean(dim=-1) for own in member], dim=-1)
+    usable = (member & frames).unsqueeze(-1)
+    best = torch.where(usable, score, 0.0).amax(dim=1)
+    return torch.maximum(best, best.T)
 
 
 def predicted_frames(batch: Mapping[str, Tensor], coords: Tensor) -> Tensor:

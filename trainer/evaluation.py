@@ -12,13 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megafold.trainer.batches import Batch
-from megafold.trainer.confidence_scores import ConfidenceScores, confidence_scores
+from megafold.trainer.confidence_scores import (
+    ConfidenceScores,
+    LddtScores,
+    confidence_scores,
+    lddt_scores,
+)
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.devices import autocast, to_device
 from megafold.trainer.losses.permutation import with_nearest_truth
 from megafold.trainer.metrics import lddt, rmsd
 from megafold.trainer.mini_rollout import is_judged
-from megafold.trainer.structure_output import write_mmcif
+from megafold.trainer.structure_output import label_of_chain, write_mmcif
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,8 @@ class SampledStructure:
         plddt: what the confidence head expects, 0 to 1, over all atoms; empty where it is not trained.
         ptm, iptm, ranking: TM scores that it expects, and AF3's score to rank structures by; empty where PAE
             is not trained. ``iptm`` is None of a single chain.
+        chain_pair_iptm: of each two of the file's chains, by their names, the same of these alone; of a chain
+            and itself its pTM.
     """
 
     entry: str
@@ -46,6 +53,7 @@ class SampledStructure:
     ptm: tuple[float, ...] = ()
     iptm: tuple[float | None, ...] = ()
     ranking: tuple[float, ...] = ()
+    chain_pair_iptm: tuple[Mapping[str, Mapping[str, float]], ...] = ()
 
 
 def sample_structures(
@@ -85,14 +93,14 @@ def sample_structures(
         models = coords[index].double().cpu().numpy()
         write_mmcif(path, models, own, about, _b_factors(judged, index))
         measured = _measure(models, own_truths, own)
-        confidence = _confidence(judged, index, with_pae=config.alpha_pae > 0)
+        confidence = _confidence(judged, index, _chain_names(own, about))
         structures.append(SampledStructure(entry=entry, path=path, **measured, **confidence))
     return structures
 
 
 def _predict(
     model: Any, features: dict[str, Tensor], config: TrainConfig, generator: torch.Generator
-) -> tuple[Tensor, list[ConfidenceScores]]:
+) -> tuple[Tensor, list[LddtScores]]:
     """S structures [B, S, N_atom, 3] of each sample, and what the head says of each, where it is trained."""
     settings = {
         "n_samples": config.sample_count,
@@ -103,29 +111,40 @@ def _predict(
         return model.sample(features, n_cycles=config.sample_cycles, **settings), []
     trunk = model.run_trunk(features, n_cycles=config.sample_cycles)
     coords: Tensor = model.rollout(features, trunk, **settings)
-    return coords, [
-        confidence_scores(features, model.judge(features, trunk, own)) for own in coords.unbind(1)
-    ]
+    scores = confidence_scores if config.alpha_pae > 0 else lddt_scores
+    return coords, [scores(features, model.judge(features, trunk, own)) for own in coords.unbind(1)]
 
 
-def _b_factors(judged: Sequence[ConfidenceScores], index: int) -> NDArray[np.float64] | None:
+def _b_factors(judged: Sequence[LddtScores], index: int) -> NDArray[np.float64] | None:
     """Expected lDDTs [S, N_atom] of one sample's structures, 0 to 100."""
     if not judged:
         return None
     return np.stack([100 * scores.plddt[index].double().cpu().numpy() for scores in judged])
 
 
-def _confidence(judged: Sequence[ConfidenceScores], index: int, *, with_pae: bool) -> dict[str, Any]:
+def _chain_names(features: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> list[str]:
+    """Names of a sample's chains in its file, in the order of their numbers."""
+    numbers = np.unique(features["asym_id"][features["token_mask"]])
+    return [label_of_chain(int(number), about) for number in numbers]
+
+
+def _confidence(judged: Sequence[LddtScores], index: int, chains: Sequence[str]) -> dict[str, Any]:
     """Scores of one sample's structures; those that PAE gives only if it is trained."""
     found: dict[str, Any] = {"plddt": tuple(float(scores.mean_plddt[index]) for scores in judged)}
-    if with_pae:
-        iptm = [float(scores.iptm[index]) for scores in judged]
-        found |= {
-            "ptm": tuple(float(scores.ptm[index]) for scores in judged),
-            "iptm": tuple(None if np.isnan(value) else value for value in iptm),
-            "ranking": tuple(float(scores.ranking[index]) for scores in judged),
-        }
-    return found
+    all_scores = [scores for scores in judged if isinstance(scores, ConfidenceScores)]
+    iptm = [float(scores.iptm[index]) for scores in all_scores]
+    return found | {
+        "ptm": tuple(float(scores.ptm[index]) for scores in all_scores),
+        "iptm": tuple(None if np.isnan(value) else value for value in iptm),
+        "ranking": tuple(float(scores.ranking[index]) for scores in all_scores),
+        "chain_pair_iptm": tuple(
+            {
+                name: dict(zip(chains, row, strict=True))
+                for name, row in zip(chains, scores.chain_pair_iptm[index].tolist(), strict=True)
+            }
+            for scores in all_scores
+        ),
+    }
 
 
 def _truths(
@@ -144,7 +163,7 @@ def _measure(
     models: NDArray[np.float64],
     truths: Sequence[tuple[NDArray[np.float32], NDArray[np.bool_]]],
     features: Mapping[str, NDArray[Any]],
-) -> dict[str, tuple[float, ...]]:
+) -> dict[str, Any]:
     """Compare the models [S, N_atom, 3] of one sample with their ground truths."""
     residue = features["ref_space_uid"]
     center = features["center_atom"][features["token_mask"]]

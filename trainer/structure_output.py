@@ -124,6 +124,11 @@ def chain_name(index: int) -> str:
     return name
 
 
+def label_of_chain(asym_id: int, meta: Mapping[str, Any]) -> str:
+    """Name that a chain has in a file with these names (``label_asym_ids``)."""
+    return str(meta.get("label_asym_ids", {}).get(asym_id, chain_name(asym_id)))
+
+
 def _symbol(atomic_number: int) -> str:
     known = 0 < atomic_number < len(ELEMENTS)
     return ELEMENTS[atomic_number].upper() if known else ELEMENTS[0]
@@ -169,7 +174,7 @@ def _residue(
     else:
         comp_id = UNKNOWN_COMPONENT
     comp_type = _POLYMERS[polymer][2] if polymer >= 0 else "non-polymer"
-    label = str(meta.get("label_asym_ids", {}).get(asym_id, chain_name(asym_id)))
+    label = label_of_chain(asym_id, meta)
     position = int(arrays["residue_index"][token])
     return _Residue(
         comp_id=comp_id,

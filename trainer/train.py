@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from megafold.trainer.batches import BatchStream, TrainingData
+from megafold.trainer.batches import Batch, BatchStream, TrainingData
 from megafold.trainer.checkpoint import CheckpointFolder
 from megafold.trainer.config import TrainConfig
 from megafold.trainer.data_parallel import Ranks
@@ -179,11 +179,7 @@ def _sample(
     if data.evaluate:
         batches = [data.collate([data.dataset[index]]) for index in data.evaluate]
     else:
-        if trainer.ranks.sp > 1:  # training saw parts of it
-            whole = BatchStream(data, trainer.config, trainer.ranks)
-            whole.load_state_dict(stream.state_dict())
-            stream = whole
-        batches = [next(stream)]
+        batches = [_whole_batch(trainer, data, stream) if trainer.ranks.sp > 1 else next(stream)]
     written: Counter[str] = Counter()
     with trainer.average.applied(trainer.model):
         return [
@@ -193,6 +189,13 @@ def _sample(
                 trainer.model, batch, trainer.config, folder / "structures", trainer.device, written
             )
         ]
+
+
+def _whole_batch(trainer: Trainer, data: TrainingData, stream: BatchStream) -> Batch:
+    """The batch that a stream of parts of batches would give next."""
+    with closing(BatchStream(data, trainer.config, trainer.ranks)) as whole:
+        whole.load_state_dict(stream.state_dict())
+        return next(whole)
 
 
 def _summary(

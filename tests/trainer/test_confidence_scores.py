@@ -7,8 +7,10 @@ import torch
 
 from megafold.trainer.confidence_scores import (
     confidence_scores,
+    expected_closeness,
     expected_value,
     has_clash,
+    lddt_scores,
     predicted_frames,
     ranking_score,
     tm_score,
@@ -25,14 +27,15 @@ def probabilities(logits):
     return raised / raised.sum(-1, keepdims=True)
 
 
-def loops_tm(logits, chains, frames, *, interface):
-    """Equations 17 and 18 for one sample."""
+def loops_tm(logits, chains, frames, *, interface, of=None):
+    """Equations 17 and 18 for one sample, or for some of its chains."""
     n, bins = len(chains), logits.shape[-1]
     centers = 32 / bins * (np.arange(bins) + 0.5)
     d0 = 1.24 * np.cbrt(max(n, 19) - 15) - 1.8
     best = 0.0
-    for i in range(n):
-        partners = [j for j in range(n) if not interface or chains[j] != chains[i]]
+    tokens = [i for i in range(n) if of is None or chains[i] in of]
+    for i in tokens:
+        partners = [j for j in tokens if not interface or chains[j] != chains[i]]
         if not frames[i] or not partners:
             continue
         scores = [probabilities(logits[i, j]) @ (1 / (1 + (centers / d0) ** 2)) for j in partners]
@@ -67,6 +70,12 @@ def test_scores_agree_with_loops(n_token):
         iptm = loops_tm(pae, chains, frames[sample], interface=True)
         assert scores.ptm[sample].item() == pytest.approx(ptm)
         assert scores.iptm[sample].item() == pytest.approx(iptm)
+        names = np.unique(chains)
+        assert len(names) == 3
+        pairs = [
+            [loops_tm(pae, chains, frames[sample], interface=a != b, of={a, b}) for b in names] for a in names
+        ]
+        np.testing.assert_allclose(scores.chain_pair_iptm[sample].numpy(), pairs)
         ranking = 0.8 * iptm + 0.2 * ptm - 100 * bool(scores.has_clash[sample])
         assert scores.ranking[sample].item() == pytest.approx(ranking)
     assert (scores.ptm != scores.iptm).all()
@@ -81,7 +90,8 @@ def test_a_head_that_knows_the_errors_predicts_the_tm_score():
     n_bins = 6400
     place = (error * (n_bins / 32)).long().clamp(max=n_bins - 1)
     certain = torch.full((1, n, n, n_bins), -1e4).scatter_(-1, place.unsqueeze(-1), 0.0)
-    predicted = tm_score(certain, frames, torch.ones(1, n, n, dtype=torch.bool)).item()
+    near = expected_closeness(certain, torch.tensor([n]))
+    predicted = tm_score(near, frames, torch.ones(1, n, n, dtype=torch.bool)).item()
     truth = struc.AtomArray(n)
     truth.atom_name[:], truth.res_name[:], truth.element[:] = "CA", "ALA", "C"
     truth.res_id[:], truth.chain_id[:] = np.arange(n) + 1, "A"
@@ -113,6 +123,10 @@ def test_padding_changes_no_score():
     for name in ("mean_plddt", "ptm", "iptm", "has_clash", "ranking"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
     torch.testing.assert_close(found.plddt[:, :n_atom], expected.plddt)
+    torch.testing.assert_close(found.chain_pair_iptm, expected.chain_pair_iptm)
+    alone = lddt_scores(padded, wide)
+    assert torch.equal(alone.plddt, found.plddt)
+    assert torch.equal(alone.mean_plddt, found.mean_plddt)
     torch.testing.assert_close(found.pae[:, :n_token, :n_token], expected.pae)
     assert not found.plddt[:, n_atom:].any()
     assert not found.pde[:, n_token:].any()

@@ -220,11 +220,18 @@ def test_structures_tell_what_the_head_expects(tmp_path, monkeypatch):
             assert len(scores) == 2
             assert all(score is not None and 0 < score < 1 for score in scores)
         assert len(structure.ranking) == 2
+        assert len(structure.chain_pair_iptm) == 2
+        for pairs in structure.chain_pair_iptm:
+            assert list(pairs) == ["A", "B", "C"]  # as in the file
+            assert all(0 < pairs[a][b] == pairs[b][a] < 1 for a in "ABC" for b in "ABC")
+            assert len({value for row in pairs.values() for value in row.values()}) == 6
     assert first.plddt != second.plddt
 
 
-def test_scores_that_nothing_taught_are_not_told(tmp_path):
+def test_scores_that_nothing_taught_are_not_told(tmp_path, monkeypatch):
+    """Nor computed."""
     batch = collate([Entries()[0, 1]])
+    monkeypatch.setattr("megafold.trainer.evaluation.confidence_scores", None)
 
     def sampled(model, **changes):
         config = config_of(sample_count=1, sample_steps=2, **changes)
@@ -232,7 +239,7 @@ def test_scores_that_nothing_taught_are_not_told(tmp_path):
 
     without_pae = sampled(network())
     assert len(without_pae.plddt) == 1
-    assert without_pae.ptm == without_pae.iptm == without_pae.ranking == ()
+    assert without_pae.ptm == without_pae.iptm == without_pae.ranking == without_pae.chain_pair_iptm == ()
     for model, changes in ((network(MINI), {}), (network(), {"alpha_confidence": 0.0})):
         structure = sampled(model, **changes)
         assert structure.plddt == ()

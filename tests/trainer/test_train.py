@@ -6,18 +6,21 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import gemmi
 import pytest
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from megafold.trainer.batches import TrainingData
+from megafold.trainer.batches import BatchStream, TrainingData
 from megafold.trainer.checkpoint import load_checkpoint
+from megafold.trainer.data_parallel import Ranks
 from megafold.trainer.errors import CheckpointError, ConfigError, DataError
 from megafold.trainer.evaluation import sample_structures
 from megafold.trainer.run_lock import only_run
-from megafold.trainer.train import Resume, build_model, run_training
+from megafold.trainer.train import Resume, _whole_batch, build_model, run_training
 from tests.trainer.batches import random_batch
 from tests.trainer.fakes import FakeModel, quick_config
 
@@ -89,6 +92,31 @@ def test_samples_to_evaluate_can_be_named(tmp_path):
     assert [structure.entry for structure in summary.structures] == ["entry2", "entry0"]
     # Sampling has no part in where training stands.
     assert newest(summary)["sampler"]["position"] == 1
+
+
+def test_ranks_that_share_samples_are_given_a_whole_one_by_a_stream_that_is_closed(monkeypatch):
+    """It is the one that training would see next."""
+    data, config, ranks = make_data(), quick_config(), Ranks(rank=1, world=2, sp=2)
+    stream = BatchStream(data, config, ranks)
+    stream.load_state_dict({"seed": 0, "epoch": 0, "position": 2})
+    open_streams = {id(stream)}
+    init, close = BatchStream.__init__, BatchStream.close
+
+    def opened(own: BatchStream, *arguments: Any) -> None:
+        open_streams.add(id(own))
+        init(own, *arguments)
+
+    def closed(own: BatchStream) -> None:
+        if own._loader is not None:
+            open_streams.remove(id(own))
+        close(own)
+
+    monkeypatch.setattr(BatchStream, "__init__", opened)
+    monkeypatch.setattr(BatchStream, "close", closed)
+    trainer: Any = SimpleNamespace(config=config, ranks=ranks)
+    assert _whole_batch(trainer, data, stream)["meta"] == [{"entry": "entry2"}]
+    assert open_streams == {id(stream)}
+    assert next(stream)["meta"] == [{"entry": "entry2"}]
 
 
 def test_samples_of_one_entry_are_files_of_their_own(tmp_path):
