@@ -5,6 +5,7 @@ Shapes: B samples, A atoms, N tokens. Lengths in Å. Everything is float32 at le
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import torch
@@ -100,8 +101,8 @@ def confidence_scores(batch: Mapping[str, Tensor], logits: ConfidenceLogits) -> 
             ptm=ptm,
             iptm=iptm,
             chain_pair_iptm=tuple(
-                chain_pair_scores(*(x[own] for x in (near[sample][:, own], frames[sample], chain[sample])))
-                for sample, own in enumerate(tokens)
+                chain_pair_scores(*of_sample)
+                for of_sample in zip(logits.pae, frames, chain, tokens, strict=True)
             ),
             has_clash=clash,
             ranking=ranking_score(ptm, iptm, clash),
@@ -149,22 +150,28 @@ def tm_score(near: Tensor, frames: Tensor, pairs: Tensor) -> Tensor:
     return torch.where(frames, score, 0.0).amax(dim=-1)
 
 
-def chain_pair_scores(near: Tensor, frames: Tensor, chain: Tensor) -> Tensor:
-    """TM scores of each pair of a structure's chains, and of each chain by itself (SI 5.9.3).
+def chain_pair_scores(pae_logits: Tensor, frames: Tensor, chain: Tensor, present: Tensor) -> Tensor:
+    """TM scores of each two chains of a structure, and of each chain by itself (SI 5.9.3).
+
+    Errors are scaled by the tokens of the one chain or the two, as in AF3's published code.
 
     Args:
-        near: [N, N], see :func:`expected_closeness`; of tokens that are there.
+        pae_logits: [N, N, bins].
         frames: tokens that have a frame, bool [N].
         chain: number of each token's chain, [N].
+        present: tokens that are no padding, bool [N].
 
     Returns:
         [C, C], chains by rising numbers: the ipTM of the tokens of two chains, or a chain's pTM.
     """
-    member = chain.unsqueeze(0) == chain.unique().unsqueeze(-1)
-    # Of each frame the mean over each chain's tokens [N, C]; then the best frame of each chain [C, C].
-    score = torch.stack([near[:, own].mean(dim=-1) for own in member], dim=-1)
-    usable = (member & frames).unsqueeze(-1)
-    best = torch.where(usable, score, 0.0).amax(dim=1)
+    members = [(chain == number) & present for number in chain[present].unique()]
+    best = wide(pae_logits).new_zeros(len(members), len(members))
+    for (row, own), (column, other) in product(enumerate(members), repeat=2):
+        n_token = (own | other).sum().unsqueeze(0)
+        near = expected_closeness(pae_logits[own][:, other].unsqueeze(0), n_token)
+        best[row, column] = tm_score(near, frames[own].unsqueeze(0), torch.ones_like(near, dtype=torch.bool))[
+            0
+        ]
     return torch.maximum(best, best.T)
 
 

@@ -104,7 +104,7 @@ class Waits(TorchDispatchMode):
             return args[0].new_empty(args[2] if len(args) > 2 else kwargs["minlength"], dtype=torch.int64)
         if func is aten._unique2.default:
             self._note(on_gpu)
-            return args[0].clone(), args[0].long(), args[0].long()
+            return args[0].new_empty(2), args[0].long(), args[0].new_empty(2, dtype=torch.int64)
         if func in _INDEXING:
             if any(i is not None and i.dtype == torch.bool for i in args[1]):
                 self._note(on_gpu)

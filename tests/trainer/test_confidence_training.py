@@ -246,6 +246,16 @@ def test_scores_that_nothing_taught_are_not_told(tmp_path, monkeypatch):
         assert {atom.b_iso for atoms in atoms_of(structure.path) for atom in atoms} == {0.0}
 
 
+def test_the_last_stage_gives_the_head_gradients_alone(tmp_path):
+    """AF3 SI table 6: structure and distogram are not trained any more."""
+    model = network().train()
+    settings = {"alpha_diffusion": 0.0, "alpha_distogram": 0.0, "alpha_pae": 1.0, "n_copies": 1}
+    loss_of_whole_samples(trainer_of(model, tmp_path, **settings), random_batch(1, 9), 2).total.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any() == name.startswith("confidence."), name
+
+
 def test_the_heads_backward_pass_comes_when_the_copies_is_over(tmp_path):
     """So what the copies kept is free by then, and the longest crop is what the diffusion module allows."""
     model = network().train()
