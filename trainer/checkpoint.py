@@ -185,7 +185,8 @@ def random_state(generator: torch.Generator) -> dict[str, Any]:
 def restore_random_state(state: Mapping[str, Any], generator: torch.Generator) -> None:
     """Put the generators where :func:`random_state` found them.
 
-    CUDA's are left alone where the number of devices has changed.
+    CUDA's are left alone where the number of devices has changed, and the trainer's own where it is on a
+    device of another kind: each batch seeds it anew.
     """
     random.setstate(state["python"])
     name, keys, position, has_gauss, cached = state["numpy"]
@@ -193,4 +194,5 @@ def restore_random_state(state: Mapping[str, Any], generator: torch.Generator) -
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
-    generator.set_state(state["generator"])
+    if state["generator"].shape == generator.get_state().shape:
+        generator.set_state(state["generator"])

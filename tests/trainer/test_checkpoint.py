@@ -84,6 +84,15 @@ def test_random_states_come_back():
     assert first == draw()
 
 
+def test_the_state_of_a_gpus_generator_leaves_a_cpus_alone():
+    """CUDA's has 16 bytes: a run that goes on on another device seeds its own."""
+    generator = torch.Generator().manual_seed(1)
+    own = generator.get_state()
+    stored = {**random_state(generator), "generator": torch.zeros(16, dtype=torch.uint8)}
+    restore_random_state(stored, generator)
+    assert torch.equal(generator.get_state(), own)
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path):
     folder = CheckpointFolder(tmp_path / "new", keep=2)
     assert folder.latest() is None

@@ -110,6 +110,28 @@ def test_average_by_hand():
         average.load_state_dict({"other": torch.zeros(1)})
 
 
+def test_a_models_own_weights_come_back_after_an_error():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 2.0)
+    average = WeightAverage(model, decay=0.5)
+    nn.init.constant_(model.weight, 7.0)
+    with pytest.raises(ValueError, match=r"^2\.0$"), average.applied(model):
+        raise ValueError(model.weight.item())
+    assert model.weight.item() == 7.0
+
+
+def test_an_average_takes_over_values_and_keeps_its_memory():
+    """A checkpoint is read on the CPU, in whatever memory; the average stays where the model is."""
+    model = nn.Linear(1, 1, bias=False)
+    average = WeightAverage(model, decay=0.5)
+    own = average.state_dict()["weight"]
+    stored = torch.tensor([[3.0]], dtype=torch.float64)
+    average.load_state_dict({"weight": stored})
+    stored.fill_(9.0)
+    assert average.state_dict()["weight"] is own
+    assert (own.item(), own.dtype) == (3.0, torch.float32)
+
+
 def test_average_without_decay_is_the_model():
     model = nn.Linear(1, 1)
     average = WeightAverage(model, decay=0.0)

@@ -10,12 +10,11 @@ from operator import add
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from megafold.trainer.losses.diffusion import resolved_atoms
 from megafold.trainer.losses.smooth_lddt import NUCLEOTIDE_RADIUS, RADIUS
-from megafold.trainer.losses.term import LossTerm, masked_mean
+from megafold.trainer.losses.term import LossTerm, cross_entropy, masked_mean
 from megafold.trainer.model.outputs import ConfidenceLogits
 from megafold.trainer.model.primitives import at_atoms
 from megafold.trainer.ops.precision import wide
@@ -222,7 +221,7 @@ def confidence_losses(
 
 def _of_atoms(logits: Tensor, target: Tensor, mask: Tensor, fair: Tensor, weight: float) -> LossTerm:
     mask = mask & fair.unsqueeze(-1)
-    entropy = _cross_entropy(torch.where(mask.unsqueeze(-1), logits, 0.0), target)
+    entropy = cross_entropy(torch.where(mask.unsqueeze(-1), logits, 0.0), target)
     return LossTerm(weight * masked_mean(entropy, mask, (-1,)), mask.any(dim=-1))
 
 
@@ -230,18 +229,11 @@ def _of_pairs(
     logits: Tensor, error: Tensor, first: Tensor, second: Tensor, fair: Tensor, rows: slice
 ) -> LossTerm:
     """These rows' part of the mean over all pairs of one of ``first`` and one of ``second`` [B, N]."""
-    entropy = _cross_entropy(logits, bins(error, LAST_EDGE, logits.shape[-1]))
+    entropy = cross_entropy(logits, bins(error, LAST_EDGE, logits.shape[-1]))
     first = first & fair.unsqueeze(-1)
     kept = torch.where(first[:, rows, None] & second[:, None, :], entropy, 0.0)
     count = first.sum(dim=-1) * second.sum(dim=-1)
     return LossTerm(kept.sum(dim=(-1, -2)) / count.clamp(min=1), count > 0)
-
-
-def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """[..., bins] and the true bins [...] → [...]."""
-    # Flat: with further axes it has no deterministic gradient on a GPU.
-    entropy = F.cross_entropy(wide(logits).flatten(0, -2), target.flatten(), reduction="none")
-    return entropy.view(target.shape)
 
 
 def _present(positions: Tensor, mask: Tensor) -> Tensor:

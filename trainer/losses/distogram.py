@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from megafold.trainer.losses.diffusion import resolved_atoms
-from megafold.trainer.losses.term import LossTerm
+from megafold.trainer.losses.term import LossTerm, cross_entropy
 from megafold.trainer.model.primitives import at_atoms
 from megafold.trainer.ops.precision import wide
 from megafold.trainer.ops.smooth_lddt import pair_distance
@@ -40,7 +39,7 @@ def distogram_loss(batch: Mapping[str, Tensor], logits: Tensor, rows: slice = sl
     positions = at_atoms(wide(batch["coords"]), atom)
     distance = pair_distance(torch.where(mask.unsqueeze(-1), positions, 0.0), rows)
     bins = distogram_bins(distance, logits.shape[-1])
-    entropy = F.cross_entropy(wide(logits).movedim(-1, 1), bins, reduction="none")
+    entropy = cross_entropy(logits, bins)
     kept = torch.where(mask[:, rows, None] & mask[:, None, :], entropy, 0.0)
     count = mask.sum(dim=-1).square().clamp(min=1)
     return LossTerm(kept.sum(dim=(-1, -2)) / count, mask.any(dim=-1))

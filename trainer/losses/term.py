@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from megafold.trainer.ops.precision import wide
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,13 @@ def masked_mean(values: Tensor, mask: Tensor, dims: tuple[int, ...]) -> Tensor:
     """
     kept = torch.where(mask, values, 0.0)
     return kept.sum(dim=dims) / mask.expand(values.shape).sum(dim=dims).clamp(min=1)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Of logits [..., bins] and the true bins [...], [...], in float32 at least."""
+    # Flat: with further axes the bins would be moved in memory, and a GPU has no deterministic sum.
+    entropy = F.cross_entropy(wide(logits).flatten(0, -2), target.flatten(), reduction="none")
+    return entropy.view(target.shape)
 
 
 def without_autocast(tensor: Tensor) -> torch.autocast:
