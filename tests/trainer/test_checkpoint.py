@@ -1,13 +1,16 @@
 """Checkpoints: exact resumption, atomic writes, the right ones kept, the wrong ones refused."""
 
 import math
+import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from megafold.trainer.checkpoint import (
+    FORMAT,
     CheckpointFolder,
     load_checkpoint,
     random_state,
@@ -73,6 +76,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path):
 
 def test_random_states_come_back():
     generator = torch.Generator().manual_seed(1)
+    np.random.normal()  # noqa: NPY002 - numbers are drawn by twos, and the second is part of the state
     rng_state = random_state(generator)
 
     def draw():
@@ -106,6 +110,93 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
         "step-00000010.pt",
         "step-00000011.pt",
     ]
+
+
+def test_files_of_other_names_are_no_checkpoints(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=1)
+    path = folder.save(full_state(3))
+    for name in ("step-last.pt", "step-00000009.pt.part", ".step-00000007.pt.tmp"):
+        (tmp_path / name).write_bytes(b"")
+    assert folder.steps() == {3: path}
+    folder.save(full_state(4))
+    assert (tmp_path / "step-last.pt").exists()
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """And its name before an older one goes."""
+    folder = CheckpointFolder(tmp_path, keep=1)
+    folder.save(full_state(1))
+    done = []
+    fsync, replace, unlink = os.fsync, Path.replace, Path.unlink
+
+    def synced(descriptor: int) -> None:
+        done.append(("synced", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def renamed(own: Path, target: Path) -> Path:
+        done.append(("renamed", own.name))
+        return replace(own, target)
+
+    def removed(own: Path, missing_ok: bool = False) -> None:
+        done.append(("removed", own.name))
+        unlink(own, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    monkeypatch.setattr(Path, "unlink", removed)
+    folder.save(full_state(2))
+    temporary = ".step-00000002.pt.tmp"
+    assert done == [
+        ("synced", temporary),
+        ("renamed", temporary),
+        ("synced", tmp_path.name),
+        ("removed", "step-00000001.pt"),
+    ]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_best_outlives_its_step(tmp_path, monkeypatch, links):
+    """Also where a file system has no links, and where a run died while it gave the name."""
+    if not links:
+        monkeypatch.setattr(os, "link", fail_to_link)
+    (tmp_path / ".best.pt.tmp").write_bytes(b"half")
+    folder = CheckpointFolder(tmp_path, keep=1)
+    for step in (1, 2, 3):
+        folder.save(full_state(step), is_best=step == 2)
+    assert list(folder.steps()) == [3]
+    assert load_checkpoint(folder.best)["step"] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "step-00000003.pt"]
+
+
+def fail_to_link(*_):
+    raise OSError("no links here")
+
+
+def test_an_error_that_is_not_the_disks_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "save", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        CheckpointFolder(tmp_path).save(full_state(1))
+
+    def fail(*_):
+        raise RuntimeError("a tensor without storage")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match="without storage"):
+        CheckpointFolder(tmp_path).save(full_state(1))
+    assert CheckpointFolder(tmp_path).latest() is None
+
+
+def test_checkpoints_of_other_formats_are_refused(tmp_path):
+    path = tmp_path / "step-00000001.pt"
+    torch.save({"format": FORMAT + 1, **full_state(1)}, path)
+    with pytest.raises(CheckpointError, match=f"format {FORMAT + 1}, this version reads {FORMAT}"):
+        load_checkpoint(path)
+    torch.save({"format": FORMAT, **full_state(1), "more": 1}, path)
+    with pytest.raises(CheckpointError, match="not a checkpoint of a training run"):
+        load_checkpoint(path)
+    torch.save([1], path)
+    with pytest.raises(CheckpointError, match="not a checkpoint of a training run"):
+        load_checkpoint(path)
 
 
 def full_state(step):
