@@ -6,6 +6,7 @@ Shapes: B samples, S noised copies of each, N atoms. Everything is float32 at le
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from megafold.trainer.losses.alignment import weighted_rigid_align
@@ -81,13 +82,14 @@ def polymer_ligand_bonds(batch: Mapping[str, Tensor]) -> Tensor:
     closest to it in the ground truth. A bond is left out unless both its atoms are resolved.
     """
     resolved, to_token = resolved_atoms(batch), batch["atom_to_token"].long()
-    n_resolved = torch.zeros_like(batch["token_mask"], dtype=torch.int64)
-    has_atom = n_resolved.scatter_add(1, to_token, resolved.long()) > 0
+    start = batch["token_atom_start"].long()
+    before = F.pad(resolved.cumsum(dim=1), (1, 0))  # resolved atoms before each
+    has_atom = before.gather(1, start + batch["token_atom_count"]) > before.gather(1, start)
     ligand = batch["is_ligand"] & batch["token_mask"] & has_atom
     polymer = ~batch["is_ligand"] & batch["token_mask"] & has_atom
     linked = batch["token_bonds"] & ligand.unsqueeze(2) & polymer.unsqueeze(1)
     sample, ligand_token, polymer_token = linked.nonzero().unbind(-1)
-    ligand_atom = batch["token_atom_start"][sample, ligand_token].long()
+    ligand_atom = start[sample, ligand_token]
     candidates = (to_token[sample] == polymer_token.unsqueeze(-1)) & resolved[sample]
     coords = wide(batch["coords"])
     distance = (coords[sample] - coords[sample, ligand_atom].unsqueeze(1)).norm(dim=-1)
