@@ -169,9 +169,8 @@ def chain_pair_scores(pae_logits: Tensor, frames: Tensor, chain: Tensor, present
     for (row, own), (column, other) in product(enumerate(members), repeat=2):
         n_token = (own | other).sum().unsqueeze(0)
         near = expected_closeness(pae_logits[own][:, other].unsqueeze(0), n_token)
-        best[row, column] = tm_score(near, frames[own].unsqueeze(0), torch.ones_like(near, dtype=torch.bool))[
-            0
-        ]
+        every = torch.ones_like(near, dtype=torch.bool)
+        best[row, column] = tm_score(near, frames[own].unsqueeze(0), every).squeeze(0)
     return torch.maximum(best, best.T)
 
 
