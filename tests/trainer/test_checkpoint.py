@@ -4,6 +4,7 @@ import math
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,13 @@ from megafold.trainer.checkpoint import (
     random_state,
     require_same_data,
     restore_random_state,
+    with_new_parts,
 )
+from megafold.trainer.data_parallel import Ranks
 from megafold.trainer.errors import CheckpointError
 from megafold.trainer.loop import Feed, Trainer
 from tests.trainer.fakes import FakeFeed, FakeModel, quick_config
+from tests.trainer.networks import MINI_JUDGING, mini_model
 
 IDENTITY = {"manifest": "ab" * 32, "stream": {"crop": 384, "weights": [1.0, 2.0]}}
 
@@ -97,6 +101,25 @@ def test_the_state_of_a_gpus_generator_leaves_a_cpus_alone():
     assert torch.equal(generator.get_state(), own)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_states_of_gpus_come_back_to_as_many(monkeypatch, count):
+    given: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", given.append)
+    generator = torch.Generator()
+    states = [torch.zeros(16, dtype=torch.uint8), torch.ones(16, dtype=torch.uint8)]
+    restore_random_state({**random_state(generator), "cuda": states}, generator)
+    assert given == ([states] if count == 2 else [])
+
+
+def test_each_rank_goes_on_with_its_own_random_state(tmp_path):
+    trainer = make_trainer(tmp_path)
+    states = [random_state(torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    trainer.ranks = Ranks(rank=1, world=2)
+    trainer._restore_random_state(states)
+    assert torch.equal(trainer.generator.get_state(), states[1]["generator"])
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path):
     folder = CheckpointFolder(tmp_path / "new", keep=2)
     assert folder.latest() is None
@@ -161,8 +184,9 @@ def test_the_best_outlives_its_step(tmp_path, monkeypatch, links):
         monkeypatch.setattr(os, "link", fail_to_link)
     (tmp_path / ".best.pt.tmp").write_bytes(b"half")
     folder = CheckpointFolder(tmp_path, keep=1)
-    for step in (1, 2, 3):
-        folder.save(full_state(step), is_best=step == 2)
+    folder.save(full_state(1))
+    assert folder.save(full_state(2), is_best=True).samefile(folder.best) == links
+    folder.save(full_state(3))
     assert list(folder.steps()) == [3]
     assert load_checkpoint(folder.best)["step"] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "step-00000003.pt"]
@@ -278,6 +302,46 @@ def test_changed_settings_are_reported(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "learning_rate was 0.02, is 0.5" in out
     assert "steps was" not in out
+
+
+def test_only_the_head_may_be_new():
+    model = mini_model(config=MINI_JUDGING)
+    names = list(model.state_dict())
+    old = {name: value for name, value in model.state_dict().items() if not name.startswith("confidence.")}
+    optimizer = {"param_groups": [{"params": list(range(len(old)))}]}
+    state = {"model": old, "average": dict(old), "optimizer": optimizer}
+    grown = with_new_parts(state, model, "confidence.")
+    assert grown["model"].keys() == grown["average"].keys() == set(names)
+    assert grown["optimizer"]["param_groups"][0]["params"] == list(range(len(list(model.parameters()))))
+    assert with_new_parts(grown, model, "confidence.") is grown
+    less = {**state, "model": {name: value for name, value in old.items() if name != names[0]}}
+    assert with_new_parts(less, model, "confidence.") is less
+
+
+def test_smoothed_losses_tell_the_best_by_hand(tmp_path):
+    trainer = make_trainer(tmp_path, keep_checkpoints=9)
+    scores = []
+    for trainer.step, loss in enumerate((10.0, 20.0, 0.0, 5.0, 30.0), start=1):
+        trainer._smooth(loss)
+        trainer.save()
+        scores.append(load_checkpoint(trainer.checkpoints.best)["step"])
+    assert scores == [1, 1, 3, 4, 4]
+    smoothed = [load_checkpoint(path)["smoothed_loss"] for path in trainer.checkpoints.steps().values()]
+    # Each 0.98 times the last, and a fiftieth of what is new.
+    assert smoothed == pytest.approx([10.0, 10.2, 9.996, 9.89608, 10.2981584])
+    best = [load_checkpoint(path)["best_score"] for path in trainer.checkpoints.steps().values()]
+    assert best == pytest.approx([10.0, 10.0, 9.996, 9.89608, 9.89608])
+
+
+def test_a_resumed_run_knows_what_was_skipped_and_saves_nothing_twice(tmp_path):
+    bad = FakeFeed(bad=frozenset({2}))
+    first = Trainer(FakeModel(), quick_config(steps=4), Feed(batches=bad, sampler=bad), tmp_path).run()
+    assert first.checkpoint is not None
+    written = first.checkpoint.stat().st_mtime_ns
+    again = make_trainer(tmp_path, identity={}, steps=4)
+    again.resume(first.checkpoint)
+    assert (again.skipped, again.run().skipped) == (1, 1)
+    assert first.checkpoint.stat().st_mtime_ns == written
 
 
 def test_best_is_by_smoothed_loss(tmp_path):
