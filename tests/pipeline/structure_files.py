@@ -11,6 +11,7 @@ import numpy as np
 
 from megafold.cache_store import Content
 from megafold.pipeline.chemistry import Component, ComponentDictionary, load_dictionary
+from megafold.pipeline.chemistry.elements import SYMBOLS
 from megafold.pipeline.schema import STRUCTURE
 from megafold.pipeline.structure import StructureOptions, featurize_structure
 
@@ -66,7 +67,7 @@ class CifFile:
         self, name, code, asym, seq, pos, *, element=6, alt=".", occ=1.0, auth=None, auth_asym=None,
         entity="1", group=None, ins="?",
     ):  # fmt: skip
-        symbols = {1: "H", 6: "C", 7: "N", 8: "O", 15: "P", 16: "S", 26: "FE", 17: "CL", 30: "ZN", 34: "SE"}
+        symbols = {number: symbol.upper() for number, symbol in enumerate(SYMBOLS)}
         number = auth if auth is not None else (seq if seq != "." else 1)
         record = group or ("ATOM" if seq != "." else "HETATM")
         quoted = f'"{name}"' if "'" in name else name

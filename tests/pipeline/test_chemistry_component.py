@@ -95,6 +95,8 @@ def test_bonds_may_be_absent():
         ({"names": ["A", "A"], "elements": [6, 6]}, "repeated-atom-name"),
         ({"names": ["A", "B"], "elements": [6, 6], "bonds": [(0, 2)]}, "bad-bond"),
         ({"names": ["A", "B"], "elements": [6, 6], "bonds": [(1, 1)]}, "bad-bond"),
+        ({"names": ["A", "B"], "elements": [6, 6], "bonds": [(0, 1), (1, 1)]}, "bad-bond"),
+        ({"names": ["A", "B"], "elements": [6, 6], "bonds": [(0, 1), (-1, 1)]}, "bad-bond"),
         ({"names": ["A", "B"], "elements": [6]}, "bad-definition"),
         ({"names": ["A", "B"], "elements": [6, 6], "pos": np.zeros((3, 3))}, "bad-definition"),
     ],

@@ -202,6 +202,24 @@ def test_an_own_definition_without_hydrogens_is_embedded_with_them():
     np.testing.assert_allclose(lengths, [1.5, 1.33, 1.5], atol=0.06)
 
 
+@pytest.mark.parametrize(("element", "bonds"), [(8, 3), (7, 4), (5, 4)])
+def test_charges_that_a_definition_left_out(element, bonds):
+    """Oxonium, ammonium, borate: embedded with the charge that their valence needs; stored as they were."""
+    names, pairs = (
+        ["X", *(f"C{number}" for number in range(bonds))],
+        [(0, number + 1) for number in range(bonds)],
+    )
+    ref = build_reference(Component.from_atoms("LIG", names, [element, *[6] * bonds], bonds=pairs))
+    assert (ref.origin, ref.failure) == (RefOrigin.RDKIT, "")
+    assert not ref.charges.any()
+
+
+def test_a_valence_that_no_charge_explains_is_a_failure():
+    names, pairs = ["X", *(f"C{number}" for number in range(5))], [(0, number + 1) for number in range(5)]
+    ref = build_reference(Component.from_atoms("LIG", names, [7, *[6] * 5], bonds=pairs))
+    assert (ref.origin, ref.failure) == (RefOrigin.NONE, "valence")
+
+
 def test_parts_that_no_bond_joins_do_not_lie_upon_each_other():
     ref = build_reference(Component.from_atoms("LIG", ["C1", "C2", "C3"], [6, 6, 6], bonds=[(0, 1)]))
     assert ref.origin == RefOrigin.RDKIT

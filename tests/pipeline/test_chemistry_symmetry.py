@@ -97,6 +97,26 @@ def test_a_double_bond_that_does_not_resonate_tells_its_ends_apart():
     assert len(automorphisms(atoms)[0]) == 1
 
 
+def test_an_oxygen_with_its_hydrogen_is_none_without():
+    """Two single bonds and no charge do not resonate: the hydrogen tells the oxygens apart."""
+    names, elements = ["C", "O1", "O2", "H1"], [6, 8, 8, 1]
+    bonds = [(0, 1), (0, 2), (1, 3)]
+    atoms = Component.from_atoms("LIG", names, elements, bonds=bonds, bond_orders=[1, 1, 1])
+    assert len(automorphisms(atoms)[0]) == 1
+    # With a double bond or a charge it is an acid.
+    acid = Component.from_atoms("LIG", names, elements, bonds=bonds, bond_orders=[1, 2, 1])
+    assert len(automorphisms(acid)[0]) == 2
+    ion = Component.from_atoms(
+        "LIG", names, elements, bonds=bonds, bond_orders=[1, 1, 1], charges=[0, 0, -1, 0]
+    )
+    assert len(automorphisms(ion)[0]) == 2
+
+
+def test_hydrogen_alone_has_no_atoms_to_swap():
+    rows, capped = automorphisms(Component.from_atoms("LIG", ["H1", "H2"], [1, 1], bonds=[(0, 1)]))
+    assert (rows.shape, capped) == ((1, 0), False)
+
+
 def test_the_cap_cuts_and_says_so(dictionary):
     rows, capped = automorphisms(dictionary.get("ATP"), cap=10)
     assert (len(rows), capped) == (10, True)

@@ -67,6 +67,29 @@ def test_bond_across_symmetry_joins_the_copies_that_are_a_bond_apart(tmp_path):
     assert alone.attributes["filtered"]["bonds_out_of_assembly"] == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "x", "bonded"),
+    [
+        ("2.04", 1.02, True),
+        ("2.30", 1.02, True),  # the file's coordinates are rounded, its distance is of others
+        ("2.40", 1.02, False),
+        ("?", 1.02, True),
+        ("?", 1.35, False),  # 2.7 Å is no bond
+        ("0.02", 0.01, False),  # the atom itself, on the axis
+    ],
+)
+def test_what_tells_the_copies_of_a_bond_across_symmetry(tmp_path, told, x, bonded):
+    file = CifFile().polymer("GLY CYS GLY")
+    sulfur = definition("CYS").ideal_pos[definition("CYS").atom_index["SG"]]
+    file.add("CYS", "A", 2, at=np.array([x, 0, 0]) - sulfur)
+    file.add("GLY", "A", 1, at=(9, 9, 0)).add("GLY", "A", 3, at=(9, 14, 0))
+    file.loop("_struct_conn", PARTNERS, f"1 disulf A CYS 2 A 2 SG 1_555 A CYS 2 A 2 SG 2_555 {told}")
+    file.loop("_pdbx_struct_assembly_gen", "assembly_id oper_expression asym_id_list", "1 1,2 A")
+    made = make(file.loop(*TWO_FOLD).write(tmp_path))
+    assert made.bonds() == ([("0:CYS.SG", "1:CYS.SG", BondKind.DISULFIDE)] if bonded else [])
+    assert made.attributes["filtered"].get("bonds_out_of_assembly", 0) == (not bonded)
+
+
 @pytest.mark.corpus
 @pytest.mark.parametrize(
     ("path", "entry", "chains"),

@@ -77,6 +77,49 @@ def test_clashing_chains(tmp_path, counts, offset, kept):
     assert made.attributes["filtered"].get("clashing_chains", 0) == 2 - len(kept)
 
 
+def clashing_share(made, chain, other, distance=1.7):
+    """Which part of a chain's atoms is within a distance of another chain's (AF3 SI 2.5.4)."""
+    here, there = (made.coords[made.atom_chain == index].astype(float) for index in (chain, other))
+    here, there = (points[np.isfinite(points[:, 0])] for points in (here, there))
+    return (cdist(here, there).min(axis=1) < distance).mean()
+
+
+@pytest.mark.parametrize(("overlap", "kept"), [(3, ["A", "B"]), (4, ["A"])])
+def test_three_tenths_of_the_atoms_may_clash(tmp_path, overlap, kept):
+    """More than 30 % of a chain's atoms: 15 of 50 are not more."""
+    file = peptide(CifFile(), "A", 10, step=6)
+    peptide(file, "B", 10, at=(6 * (10 - overlap), 0, 0.5), entity="2", step=6)
+    path = file.write(tmp_path)
+    assert clashing_share(make(path), 1, 0) == overlap / 10
+    assert make(path, StructureOptions()).labels == kept
+
+
+@pytest.mark.parametrize(("distance", "kept"), [(1.69, ["A"]), (1.71, ["A", "B"])])
+def test_atoms_clash_below_1_7_angstrom(tmp_path, distance, kept):
+    file = peptide(CifFile(), "A", 4)
+    file.loop("_entity", "id type", "2 non-polymer")
+    nitrogen = np.array([float(value) for value in file.atoms[0].split()[10:13]])
+    carbon = np.array([float(value) for value in file.atoms[1].split()[10:13]])
+    away = (nitrogen - carbon) / np.linalg.norm(nitrogen - carbon)
+    file.atom("ZN", "ZN", "B", ".", nitrogen + distance * away, element=30, entity="2")
+    made = make(file.write(tmp_path), replace(StructureOptions(), infer_bonds=False))
+    assert made.labels == kept
+
+
+def test_the_worst_clash_is_settled_first(tmp_path):
+    """B clashes with A and C, and loses to A by more than C loses to B: with B gone nothing clashes."""
+    file = peptide(CifFile(), "A", 20, step=6)
+    peptide(file, "B", 10, at=(6 * 14, 0, 0.5), entity="2", step=6)
+    peptide(file, "C", 8, at=(6 * 20, 0, 1.0), entity="3", step=6)
+    path = file.write(tmp_path)
+    made = make(path)
+    shares = [clashing_share(made, *pair) for pair in ((1, 0), (0, 1), (2, 1), (1, 2), (2, 0))]
+    assert shares == pytest.approx([0.6, 0.3, 0.5, 0.4, 0], abs=1e-9)
+    filtered = make(path, StructureOptions())
+    assert filtered.labels == ["A", "C"]
+    assert filtered.attributes["filtered"]["clashing_chains"] == 1
+
+
 def test_ion_on_a_symmetry_axis_is_there_once_though_bonded(tmp_path):
     file = peptide(CifFile(), "A", 5, at=(10, 0, 0))
     file.loop("_entity", "id type", "2 non-polymer")

@@ -129,6 +129,28 @@ def test_metals_only_where_the_file_tells_of_no_bond_at_all(tmp_path, has_rows):
     assert bonds == ([] if has_rows else zinc)
 
 
+@pytest.mark.parametrize(
+    ("code", "seq", "atom", "bonded"),
+    [
+        ("GLY", 1, "N", True),  # an amine has a lone pair
+        ("GLY", 2, "N", False),  # the nitrogen of a peptide bond has none
+        ("ASN", 2, "ND2", False),  # nor has an amide's
+        ("ASN", 2, "OD1", True),
+        ("HIS", 2, "ND1", True),
+        ("ALA", 2, "CB", False),
+    ],
+)
+def test_what_holds_a_metal(tmp_path, code, seq, atom, bonded):
+    codes = ["GLY", "GLY", "GLY"]
+    codes[seq - 1] = code
+    file = CifFile().polymer(" ".join(codes))
+    place(file, code, "A", seq, atom, (0, 0, 0), only=("CA", atom))
+    file.atom("ZN", "ZN", "B", ".", (0, 0, 2.1), element=30, entity="2")
+    assert make(file.write(tmp_path)).bonds() == (
+        [(f"0:{code}.{atom}", "1:ZN.ZN", BondKind.METAL)] if bonded else []
+    )
+
+
 def without_rows(path, target):
     """The file without what it says about bonds between residues."""
     document = gemmi.cif.read(str(path))

@@ -39,6 +39,7 @@ def test_d_peptide_is_a_protein_of_single_atom_tokens(tmp_path):
     [
         ("A U G DC DG", MolType.RNA, "AUGCG", {"A", "U", "G", "DC", "DG"}),
         ("DA DT DG C G", MolType.DNA, "ATGCG", {"DA", "DT", "DG", "C", "G"}),
+        ("A U DG DC", MolType.DNA, "AUGC", {"A", "U", "DG", "DC"}),  # as many of each
     ],
 )
 def test_hybrids_are_what_most_of_their_residues_are(tmp_path, codes, mol_type, letters, classes):
@@ -128,6 +129,29 @@ def test_metal_of_a_cluster_keeps_its_atoms(tmp_path):
     assert made.bonds() == [("0:CYS.SG", "1:SF4.FE1", BondKind.METAL)]
     assert len(made.names(3)) == 8
     assert "SG" in made.names(1)
+
+
+def test_metal_coordination_costs_no_terminal_atom(tmp_path):
+    """Vanadate at a histidine: its oxygens stay, though the file has no coordinates of them."""
+    file = CifFile().polymer("GLY HIS GLY")
+    for seq, code in ((1, "GLY"), (2, "HIS"), (3, "GLY")):
+        file.add(code, "A", seq, at=(9 * seq, 0, 0))
+    file.loop("_entity", "id type", "2 non-polymer")
+    nitrogen = definition("HIS").ideal_pos[definition("HIS").atom_index["NE2"]] + (18, 0, 0)
+    vanadate = definition("VO4")
+    shift = nitrogen + (0, 0, 2.1) - vanadate.ideal_pos[vanadate.atom_index["V"]]
+    file.atom(
+        "V", "VO4", "B", ".", vanadate.ideal_pos[vanadate.atom_index["V"]] + shift, element=23, entity="2"
+    )
+    items = (
+        "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
+        "ptnr1_label_atom_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_auth_seq_id "
+        "ptnr2_label_atom_id"
+    )
+    file.loop("_struct_conn", items, "1 metalc A HIS 2 2 NE2 B VO4 . 1 V")
+    made = make(file.write(tmp_path))
+    assert made.bonds() == [("0:HIS.NE2", "1:VO4.V", BondKind.METAL)]
+    assert made.names(3) == ["V", "O1", "O2", "O3", "O4"]
 
 
 def test_residues_of_zero_occupancy_and_their_filters(tmp_path):
