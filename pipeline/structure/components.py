@@ -1,6 +1,6 @@
 """Which definition a component code of a file stands for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -47,11 +47,6 @@ class ComponentResolver:
         if code not in self._known:
             self._known[code] = self._resolve(code)
         return self._known[code]
-
-    def own(self, codes: Iterable[str]) -> tuple[Component, ...]:
-        """Those of these components that the file brought along, by key."""
-        found = {component.key: component for code in codes if (component := self.get(code)).is_own}
-        return tuple(found[key] for key in sorted(found))
 
     def _resolve(self, code: str) -> Component:
         known = self._dictionary.get(code)

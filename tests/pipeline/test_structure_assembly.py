@@ -34,10 +34,16 @@ def test_operator_expressions(expression, wanted):
     assert parse_operators(expression) == wanted
 
 
-@pytest.mark.parametrize("expression", ["(1", "1)", "((1))"])
+@pytest.mark.parametrize("expression", ["(1", "1)", "((1))", "(1-400)(1-400)", "(1-100001)"])
 def test_operator_expressions_that_make_no_sense(expression):
     with pytest.raises(ValueError):
         parse_operators(expression)
+
+
+def test_operator_expressions_of_the_largest_assemblies():
+    """Helices of hundreds of copies are real."""
+    assert len(parse_operators("(1-300)(1-300)")) == 90_000
+    assert len(parse_operators("(1-100000)")) == 100_000
 
 
 def two_chains():
@@ -91,6 +97,41 @@ def test_odd_categories_fall_back_with_a_warning(tmp_path, generator, assembly, 
     with pytest.raises(StructureError, match="no assembly 7") as error:
         make(path, StructureOptions(assembly="7"))
     assert error.value.reason == "no-such-assembly"
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "2 -1 0 0 0 0 -1 0 0 0 0 -1 0",  # an inversion makes D residues
+        "2 -1 0 0 0 0 -1 0 0 0 0 1.02 0",
+        "2 -1 0 0 ? 0 -1 0 0 0 0 1 0",
+        "2 0 0 0 0 0 0 0 0 0 0 0 0",
+    ],
+)
+def test_operators_that_are_no_rotations_are_not_applied(tmp_path, operator):
+    name, items, identity, _ = TWO_FOLD
+    file = two_chains().loop(GENERATORS, ITEMS, "1 1,2 A,B").loop(name, items, identity, operator)
+    made = make(file.write(tmp_path))
+    assert made.attributes["assembly"] == "asym"
+    assert made.labels == ["A", "B"]
+    assert any("are no rotations (2)" in text for text in made.attributes["warnings"])
+
+
+def test_rounded_rotations_are_applied(tmp_path):
+    """A three-fold axis to two digits, as old files have it."""
+    name, items, identity, _ = TWO_FOLD
+    third = "2 -0.5 -0.866 0 0 0.866 -0.5 0 0 0 0 1 0"
+    file = two_chains().loop(GENERATORS, ITEMS, "1 1,2 A").loop(name, items, identity, third)
+    made = make(file.write(tmp_path))
+    assert made.attributes["chains"]["operator"] == ["1", "2"]
+
+
+def test_a_chain_that_an_assembly_names_twice_is_built_once(tmp_path):
+    file = two_chains().loop(GENERATORS, ITEMS, "1 1,2 A", "1 2 A,B").loop(*TWO_FOLD)
+    made = make(file.write(tmp_path))
+    copies = zip(made.labels, made.attributes["chains"]["operator"], strict=True)
+    assert list(copies) == [("A", "1"), ("B", "2"), ("A", "2")]
+    assert any("chain A by operator 2 twice" in text for text in made.attributes["warnings"])
 
 
 def test_coordinates_as_deposited_on_request(tmp_path):

@@ -238,6 +238,31 @@ def test_the_file_wins_over_the_dictionary_namesake(tmp_path):
     assert any("LIG" in text and "namesake" in text for text in made.attributes["warnings"])
 
 
+def test_a_definition_that_contradicts_itself_is_left_to_the_dictionary(tmp_path):
+    """Its bonds name an atom that is not there: the dictionary's glycerol is used, and no atom is lost."""
+    file = CifFile().add("GOL", "A")
+    file.loop("_chem_comp_atom", "comp_id atom_id type_symbol", "GOL C1 C", "GOL C2 C", "GOL O1 O")
+    bonds = "GOL C1 C2 sing", "GOL C2 O9 sing"
+    file.loop("_chem_comp_bond", "comp_id atom_id_1 atom_id_2 value_order", *bonds)
+    made = make(file.write(tmp_path))
+    assert made.attributes["components"] == ["GOL"]
+    assert made.tables["atoms"]["resolved"].tolist() == [1] * 6
+    assert any(
+        "own definition of component GOL cannot be used" in text for text in made.attributes["warnings"]
+    )
+
+
+def test_atoms_of_the_first_block_that_has_any(tmp_path):
+    path = CifFile().add("GOL", "A").write(tmp_path)
+    second = (
+        CifFile().add("HEM", "A").write(tmp_path, "second.cif").read_text().replace("data_TEST", "data_TWO")
+    )
+    path.write_text("data_NOTES\n_entry.id x\n" + path.read_text() + second)
+    made = make(path)
+    assert made.codes == ["GOL"]
+    assert "2 data blocks have atoms; only the first is used" in made.attributes["warnings"]
+
+
 @pytest.mark.corpus
 def test_names_of_another_dictionary_are_matched_by_bonds(corpus_dir):
     path = corpus_dir / "structures/1gbt.cif.gz"

@@ -12,7 +12,7 @@ BOND = 1.33
 
 
 def alanines(numbers, breaks=(), gap=8.0, *, start=(0, 0, 0), auth=None):
-    """ALA without an entity, numbered as told; each is bonded to the one before unless it is in ``breaks``."""
+    """ALA without an entity, numbered as told; each is bonded to the one before but for ``breaks``."""
     component = definition("ALA")
     head, tail = (component.ideal_pos[component.atom_index[name]] for name in ("N", "C"))
     file, shift = CifFile(), np.asarray(start, float)
@@ -67,3 +67,26 @@ def test_atoms_of_a_ligand_in_a_polymers_chain(tmp_path):
     assert made.labels == ["A", "A.1"]
     assert made.tables["chains"]["mol_type"].tolist() == [MolType.PROTEIN, MolType.LIGAND]
     assert made.attributes["entities"][0]["sequence"] == "AAAA"
+
+
+def test_residues_at_one_position_of_the_sequence(tmp_path):
+    """Two residues that differ in the author's number alone: the first has the position."""
+    file = CifFile().polymer("ALA SER ALA")
+    for seq, code, author in ((1, "ALA", 1), (2, "SER", 2), (2, "SER", 7), (3, "ALA", 3)):
+        file.add(code, "A", seq, at=(9 * author, 0, 0), auth=author)
+    made = make(file.write(tmp_path))
+    assert made.codes == ["ALA", "SER", "ALA"]
+    assert made.tables["residues"]["auth_seq_id"].tolist() == [1, 2, 3]
+    assert made.attributes["filtered"]["repeated_atoms"] == 6
+    place = definition("SER").ideal_pos[definition("SER").atom_index["CA"]] + (18, 0, 0)
+    np.testing.assert_allclose(made.coords[made.atom(0, 2, "CA")], place, atol=1e-3)
+
+
+def test_a_sequence_that_no_residue_fits_is_not_believed(tmp_path):
+    """Numbers beyond its end: the residues with atoms are the chain."""
+    file = CifFile().polymer("GLY GLY")
+    for seq in (11, 12, 13):
+        file.add("ALA", "A", seq, at=(4 * seq, 0, 0))
+    made = make(file.write(tmp_path))
+    assert made.codes == ["ALA"] * 3
+    assert made.attributes["entities"][0]["sequence"] == "AAA"

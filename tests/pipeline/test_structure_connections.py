@@ -79,3 +79,52 @@ def test_links_of_a_glycan_and_their_orders(tmp_path):
     assert residues.T.tolist() == [[0, 1], [1, 2]]
     # The anomeric oxygen of the first sugar is there, those of the others have left.
     assert ["O1" in made.names(residue) for residue in range(3)] == [True, False, False]
+
+
+ALTERNATES = (
+    "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
+    "ptnr1_label_atom_id pdbx_ptnr1_label_alt_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id "
+    "ptnr2_auth_seq_id ptnr2_label_atom_id pdbx_dist_value"
+)
+
+
+@pytest.mark.parametrize(
+    ("letter", "other_at", "distance", "bonded"),
+    [
+        ("A", 9.0, "1.33", True),  # the alternate that is taken
+        ("A", 9.0, "9.99", True),  # its distance is not asked for
+        ("B", 0.0, "1.33", True),  # the other one, of which the atom is at the same place
+        ("B", 9.0, "1.33", True),  # the atoms taken are as far apart as the row says
+        ("B", 9.0, "1.90", False),
+        ("B", 9.0, "?", True),  # a usual bond
+    ],
+)
+def test_rows_about_alternates(tmp_path, letter, other_at, distance, bonded):
+    file = CifFile().polymer("GLY LYS GLY")
+    file.add("LYS", "A", 2, at=at("LYS", "NZ", (0, 0, 0)), skip=("NZ",))
+    for alt, occupancy, x in (("A", 0.6, 0.0), ("B", 0.4, other_at)):
+        file.atom("NZ", "LYS", "A", 2, (x, 0, 0), element=7, alt=alt, occ=occupancy)
+    file.loop("_entity", "id type", "2 non-polymer")
+    file.add("RET", "B", at=at("RET", "C15", (1.33, 0, 0)), entity="2", auth=201)
+    row = f"1 covale A LYS 2 2 NZ {letter} B RET . 201 C15 {distance}"
+    made = make(file.loop("_struct_conn", ALTERNATES, row).write(tmp_path), TOLD_ALONE)
+    assert made.bonds() == ([("0:LYS.NZ", "1:RET.C15", BondKind.COVALENT)] if bonded else [])
+    assert not any("not there" in text for text in made.attributes["warnings"])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "1 covale A LYS 2 2 NZ ? B RET . 202 C15 1.33",  # no such residue
+        "1 covale A LYS 2 2 NX ? B RET . 201 C15 1.33",  # no such atom
+        "1 covale A ARG 2 2 NZ ? B RET . 201 C15 1.33",  # another component
+        "1 covale A LYS 2 2 NZ ? B RET . ? C15 1.33",
+    ],
+)
+def test_rows_about_what_is_not_there(tmp_path, row):
+    file = CifFile().polymer("GLY LYS GLY").add("LYS", "A", 2, at=at("LYS", "NZ", (0, 0, 0)))
+    file.loop("_entity", "id type", "2 non-polymer")
+    file.add("RET", "B", at=at("RET", "C15", (1.33, 0, 0)), entity="2", auth=201)
+    made = make(file.loop("_struct_conn", ALTERNATES, row).write(tmp_path), TOLD_ALONE)
+    assert made.bonds() == []
+    assert "1 struct_conn rows name atoms that are not there" in made.attributes["warnings"]

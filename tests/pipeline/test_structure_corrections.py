@@ -35,6 +35,14 @@ def test_selenomethionine_is_methionine(tmp_path):
     assert kept.attributes["changed"] == {}
 
 
+def test_selenomethionine_that_is_in_the_sequence_alone(tmp_path):
+    file = CifFile().polymer("MSE GLY GLY").add("GLY", "A", 2).add("GLY", "A", 3, at=(9, 0, 0))
+    made = make(file.write(tmp_path))
+    assert made.codes == ["MET", "GLY", "GLY"]
+    assert made.tables["tokens"]["atom_count"].tolist() == [8, 4, 5]
+    assert made.attributes["changed"] == {}
+
+
 def test_unresolved_and_partly_replaced_selenomethionine(tmp_path):
     """A position that is both in the crystal has one component, and its alternates are alternates of it."""
     file = CifFile().polymer("MSE ALA MSE")
