@@ -1,4 +1,4 @@
-"""Leaving atoms, by chemistry: which groups a bond costs, in components whose definitions mark them or not."""
+"""Leaving atoms, by chemistry: what a bond costs, in components whose definitions mark its groups or not."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def ligand(made):
         # A bond at another atom than theirs costs nothing.
         ("NAG", "C6", ("SER", "OG"), (), (), 0),
         ("PLP", "O3", ("SER", "OG"), ("O4A",), (), 0),
-        # Phosphate at a histidine: no dictionary marks its oxygens, so that the one without coordinates has left.
+        # Phosphate at a histidine: its oxygens are unmarked, and the one without coordinates has left.
         ("PO4", "P", ("HIS", "NE2"), ("O3",), ("O3",), 0),
         ("PO4", "P", ("HIS", "NE2"), ("O2", "O4"), ("O2",), 0),
         ("PO4", "P", ("HIS", "NE2"), (), (), 0),
