@@ -90,3 +90,16 @@ def test_a_sequence_that_no_residue_fits_is_not_believed(tmp_path):
     made = make(file.write(tmp_path))
     assert made.codes == ["ALA"] * 3
     assert made.attributes["entities"][0]["sequence"] == "AAA"
+
+
+def test_author_numbers_of_unresolved_residues_are_those_of_the_scheme(tmp_path):
+    file = CifFile().polymer("GLY ALA SER ALA GLY")
+    scheme = [("-1", "."), ("52", "."), ("52", "A"), ("?", "."), ("60", ".")]
+    rows = [f"A {seq} {code} {number} {ins}" for seq, (code, (number, ins)) in enumerate(
+        zip("GLY ALA SER ALA GLY".split(), scheme, strict=True), 1)]  # fmt: skip
+    file.loop("_pdbx_poly_seq_scheme", "asym_id seq_id mon_id pdb_seq_num pdb_ins_code", *rows)
+    file.add("ALA", "A", 2, auth=52)
+    residues = make(file.write(tmp_path)).tables["residues"]
+    assert residues["resolved"].tolist() == [0, 1, 0, 0, 0]
+    assert residues["auth_seq_id"].tolist() == [-1, 52, 52, 4, 60]  # without a number, its position
+    assert [chr(code or 32) for code in residues["ins_code"].tolist()] == [" ", " ", "A", " ", " "]

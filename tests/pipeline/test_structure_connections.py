@@ -128,3 +128,13 @@ def test_rows_about_what_is_not_there(tmp_path, row):
     made = make(file.loop("_struct_conn", ALTERNATES, row).write(tmp_path), TOLD_ALONE)
     assert made.bonds() == []
     assert "1 struct_conn rows name atoms that are not there" in made.attributes["warnings"]
+
+
+def test_metal_coordination_without_a_metal_is_no_bond(tmp_path):
+    file = CifFile().polymer("GLY LYS GLY").add("LYS", "A", 2, at=at("LYS", "NZ", (0, 0, 0)))
+    file.loop("_entity", "id type", "2 non-polymer")
+    file.add("RET", "B", at=at("RET", "C15", (2.5, 0, 0)), entity="2", auth=201)
+    row = "1 metalc A LYS 2 2 NZ ? B RET . 201 C15 2.50"
+    made = make(file.loop("_struct_conn", ALTERNATES, row).write(tmp_path), TOLD_ALONE)
+    assert made.bonds() == []
+    assert "1 struct_conn rows of metal coordination have no metal: no bonds" in made.attributes["warnings"]

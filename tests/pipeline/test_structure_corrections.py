@@ -221,3 +221,5 @@ def test_a_name_means_what_it_means_today_unless_all_are_old():
     assert older_names(swapped, {"A0": 6, "A1": 6}) == {}
     # An atom of another element is another atom.
     assert older_names(component, {"B2": 7}) == {}
+    # Definitions of a user's need not tell of older names.
+    assert older_names(replace(component, alt_names=()), {"B2": 6}) == {}

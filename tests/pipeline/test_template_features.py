@@ -157,6 +157,21 @@ def test_release_date(tmp_path, revision, date):
     assert load(TemplateStructures([tmp_path]), "1abc").release_date == date
 
 
+def test_letters_are_those_of_the_entrys_canonical_sequence(tmp_path):
+    """Pyroglutamate was glutamine, as the wwPDB writes it; tables of residues say glutamate."""
+    path = write_structure(tmp_path, "1abc")
+    text = (
+        path.read_text().replace("GASMK", "QASMK").replace("1 1 GLY", "1 1 PCA").replace("GLY B 1", "PCA B 1")
+    )
+    path.write_text(text)
+    (chain,) = load(TemplateStructures([tmp_path]), "1abc").chains
+    assert chain.sequence == "QASMK"
+    assert chain.atom_pos[0, :3, 0].tolist() == [1, 2, 3]
+    path.write_text(text.replace("QASMK", "QASM"))  # not one letter a residue: then the tables' letters
+    (chain,) = load(TemplateStructures([tmp_path]), "1abc").chains
+    assert chain.sequence == "EASMK"
+
+
 def test_every_reason_to_skip(tmp_path):
     write_structure(tmp_path / "pdb", "1abc")
     (tmp_path / "pdb" / "2bad.cif").write_text("data_x\nloop_\n_a.b\n_a.c\n1 2 3\n")
