@@ -46,7 +46,7 @@ def test_neighbours_whose_linking_atoms_have_other_names(tmp_path, before, after
     assert made.attributes["changed"] == {}
 
 
-def test_a_told_bond_between_neighbours_is_not_doubled_by_a_closer_contact(tmp_path):
+def test_a_row_between_neighbours_is_not_doubled_by_a_closer_contact(tmp_path):
     """The row's bond is 1.45 Å long, and other atoms of the two residues are 1.33 Å apart."""
     file = chromophore(1.33, 2.2)
     ca = definition("CRO").ideal_pos[definition("CRO").atom_index["CA1"]] + at("CRO", "N1", (0, 0, 0))

@@ -130,6 +130,49 @@ def test_metals_only_where_the_file_tells_of_no_bond_at_all(tmp_path, has_rows):
 
 
 @pytest.mark.parametrize(
+    ("code", "atom", "bonded"),
+    [
+        ("PLP", "C4A", True),  # a thiol adds to an aldehyde, whose oxygen stays
+        ("NAG", "C7", False),  # to an amide it does not,
+        ("NAG", "C8", False),  # nor to a methyl
+    ],
+)
+def test_what_a_thiol_adds_to(tmp_path, code, atom, bonded):
+    file = CifFile().polymer("GLY CYS GLY")
+    component = definition(code)
+    centre = component.ideal_pos[component.atom_index[atom]]
+    others = component.ideal_pos[component.heavy] - centre
+    # Out of the way of the ligand's other atoms, a C-S bond from its carbon.
+    rng = np.random.default_rng(5)
+    ways = rng.normal(size=(500, 3))
+    ways *= 1.82 / np.linalg.norm(ways, axis=1, keepdims=True)
+    distance = np.linalg.norm(ways[:, None] - others[None], axis=2)
+    distance[:, np.linalg.norm(others, axis=1) < 0.01] = np.inf
+    way = ways[distance.min(axis=1).argmax()]
+    place(file, "CYS", "A", 2, "SG", way, only=("SG",))
+    names = {name for name, heavy in zip(component.atom_names, component.heavy, strict=True) if heavy}
+    file.add(code, "B", at=-centre, entity="2", only=names)
+    bonds = make(file.write(tmp_path)).bonds()
+    assert bonds == ([("0:CYS.SG", f"1:{code}.{atom}", BondKind.COVALENT)] if bonded else [])
+
+
+@pytest.mark.parametrize(("absent", "bonded"), [("O2P", True), ("", False), ("C5A", False)])
+def test_a_phosphate_that_lost_a_hydroxyl_is_bonded(tmp_path, absent, bonded):
+    """Pyridoxal phosphate at a histidine: no definition marks the hydroxyl, but it is not there."""
+    file = CifFile().polymer("GLY HIS GLY")
+    component = definition("PLP")
+    atoms = {
+        name: component.ideal_pos[component.atom_index[name]] for name in ("P", "O1P", "O2P", "O3P", "O4P")
+    }
+    out = atoms["P"] - (atoms["O1P"] + atoms["O3P"] + atoms["O4P"]) / 3
+    place(file, "HIS", "A", 2, "NE2", 1.7 * out / np.linalg.norm(out), only=("NE2",))
+    names = {name for name, heavy in zip(component.atom_names, component.heavy, strict=True) if heavy}
+    file.add("PLP", "B", at=-atoms["P"], entity="2", only=names - {absent})
+    bonds = make(file.write(tmp_path)).bonds()
+    assert bonds == ([("0:HIS.NE2", "1:PLP.P", BondKind.COVALENT)] if bonded else [])
+
+
+@pytest.mark.parametrize(
     ("code", "seq", "atom", "bonded"),
     [
         ("GLY", 1, "N", True),  # an amine has a lone pair

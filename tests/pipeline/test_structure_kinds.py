@@ -51,6 +51,17 @@ def test_hybrids_are_what_most_of_their_residues_are(tmp_path, codes, mol_type, 
     assert (made.tables["residues"]["is_standard"] == 1).all()
 
 
+def test_a_polymer_is_what_its_residues_are_whatever_the_file_calls_it(tmp_path):
+    made = make(chain("A U G C", "polydeoxyribonucleotide").write(tmp_path))
+    assert made.tables["chains"]["mol_type"].tolist() == [MolType.RNA]
+    assert made.attributes["entities"][0]["sequence"] == "AUGC"
+    assert any("calls it polydeoxyribonucleotide" in text for text in made.attributes["warnings"])
+    # Where few residues are of any kind, the file's word stands: ligands that somebody linked.
+    odd = make(chain("GOL GOL A GOL", "polyribonucleotide").write(tmp_path, "odd.cif"))
+    assert odd.tables["chains"]["mol_type"].tolist() == [MolType.RNA]
+    assert odd.attributes["entities"][0]["sequence"] == "NNAN"
+
+
 def test_unknown_base_of_dna_is_the_unknown_class_of_dna(tmp_path):
     made = make(chain("DA N DC DN", "polydeoxyribonucleotide").write(tmp_path))
     classes = [RESTYPES[index] for index in made.tables["tokens"]["restype"]]
