@@ -117,6 +117,14 @@ def test_hydrogen_alone_has_no_atoms_to_swap():
     assert (rows.shape, capped) == ((1, 0), False)
 
 
+def test_hydrogens_may_come_first():
+    """Ethanediol's halves, drawn from its hydroxyl's hydrogens on."""
+    names, elements = ["HO1", "HO2", "O1", "O2", "C1", "C2"], [1, 1, 8, 8, 6, 6]
+    bonds = [(0, 2), (1, 3), (2, 4), (3, 5), (4, 5)]
+    rows, _ = automorphisms(Component.from_atoms("LIG", names, elements, bonds=bonds))
+    assert rows.tolist() == [[2, 3, 4, 5], [3, 2, 5, 4]]
+
+
 def test_the_cap_cuts_and_says_so(dictionary):
     rows, capped = automorphisms(dictionary.get("ATP"), cap=10)
     assert (len(rows), capped) == (10, True)

@@ -238,6 +238,16 @@ def test_the_file_wins_over_the_dictionary_namesake(tmp_path):
     assert any("LIG" in text and "namesake" in text for text in made.attributes["warnings"])
 
 
+def test_standard_residues_are_the_dictionarys_whatever_the_file_defines(tmp_path):
+    file = CifFile().polymer("ALA ALA").add("ALA", "A", 1).add("ALA", "A", 2, at=(4, 0, 0))
+    bonds = "ALA N CA sing", "ALA CA CB sing", "ALA CB C sing", "ALA C O doub"
+    file.loop("_chem_comp_bond", "comp_id atom_id_1 atom_id_2 value_order", *bonds)
+    made = make(file.write(tmp_path))
+    assert made.own == ()
+    assert made.attributes["components"] == ["ALA"]
+    assert made.tables["tokens"]["atom_count"].tolist() == [5, 6]
+
+
 def test_a_definition_that_contradicts_itself_is_left_to_the_dictionary(tmp_path):
     """Its bonds name an atom that is not there: the dictionary's glycerol is used, and no atom is lost."""
     file = CifFile().add("GOL", "A")

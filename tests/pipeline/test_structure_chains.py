@@ -44,6 +44,7 @@ def test_breaks_of_a_chain_without_a_sequence(tmp_path, numbers, breaks, codes):
     assert residues["resolved"].astype(bool).tolist() == [code == "ALA" for code in made.codes]
     if "UNK" in codes:
         assert residues["auth_seq_id"].tolist() == list(range(11, 17))
+        assert not residues["ins_code"].any()
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,22 @@ def test_names_of_other_programs(tmp_path):
     assert made.attributes["filtered"] == {}
 
 
+@pytest.mark.parametrize(("code", "read"), [("ILE", True), ("5MC", False)])
+def test_one_strange_atom_spoils_the_older_names_of_what_is_not_standard(tmp_path, code, read):
+    """A standard residue is known well enough to read its CD, or O1P, beside an atom that nobody knows."""
+    filler, kind = ("GLY", "'polypeptide(L)'") if code == "ILE" else ("A", "polyribonucleotide")
+    new, old = ("CD1", "CD") if code == "ILE" else ("OP1", "O1P")
+    file = CifFile().polymer(f"{filler} {code} {filler}", kind=kind)
+    component = definition(code)
+    for index in np.flatnonzero(component.heavy & ~component.leaving).tolist():
+        name = old if component.atom_names[index] == new else component.atom_names[index]
+        file.atom(name, code, "A", 2, component.ideal_pos[index], element=int(component.elements[index]))
+    file.atom("QQ", code, "A", 2, (0, 0, 50))
+    made = make(file.write(tmp_path))
+    assert bool(made.tables["atoms"]["resolved"][made.atom(0, 2, new)]) == read
+    assert made.attributes["filtered"]["atoms_outside_definition"] == 2 - read
+
+
 def test_a_name_means_what_it_means_today_unless_all_are_old():
     component = replace(
         definition("GOL"),
