@@ -31,6 +31,8 @@ BACKBONE_LINKS: Final = {MolType.PROTEIN: ("C", "N"), MolType.RNA: ("O3'", "P"),
 
 #: Å; two backbone atoms that are closer are bonded, where the file lets nothing but geometry tell.
 _LINK_DISTANCE: Final = 2.0
+#: Residues; no chain is as long (titin has 35 000): numbers that jump farther are no positions.
+_LONGEST_BREAK: Final = 100_000
 
 
 @dataclass(kw_only=True)
@@ -264,7 +266,8 @@ class _AsymReader:
         """
         numbers = [residue.label_seq for residue in residues]
         kind = majority_kind(self._resolver.get(residue.code) for residue in residues)
-        counts = all(number != MISSING for number in numbers) and bool(np.all(np.diff(numbers) > 0))
+        steps = np.diff(np.array(numbers, np.int64))
+        counts = MISSING not in numbers and bool(((steps > 0) & (steps <= _LONGEST_BREAK)).all())
         placed: list[Residue] = []
         for index, residue in enumerate(residues):
             gap = numbers[index] - numbers[index - 1] - 1 if index and counts else 0

@@ -33,6 +33,7 @@ def alanines(numbers, breaks=(), gap=8.0, *, start=(0, 0, 0), auth=None):
         ((11, 12, 15, 16), (), "ALA ALA ALA ALA"),  # a jump over a bond is no gap
         ((11, 12, 13, 14), (2,), "ALA ALA ALA ALA"),  # a break that the numbers do not tell of
         ((14, 13, 9, 20), (2,), "ALA ALA ALA ALA"),  # numbers that do not count
+        ((1, 2, 2_000_000_000, 2_000_000_001), (2,), "ALA ALA ALA ALA"),  # a slip that would fill the memory
         ((".", 12, 15, 16), (1,), "ALA ALA ALA ALA"),
     ],
 )
