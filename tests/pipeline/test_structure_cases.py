@@ -505,6 +505,7 @@ def test_remains_of_a_download(tmp_path, name, data, reason):
 )
 def test_titles_in_any_encoding(tmp_path, encoding, title):
     path = CifFile().polymer("GLY").add("GLY", "A", 1).write(tmp_path)
+    assert make(path).attributes["title"] is None
     path.write_text(path.read_text() + "_struct.title '2 Å'\n", encoding)
     assert make(path).attributes["title"] == title
 
