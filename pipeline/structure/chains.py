@@ -139,7 +139,6 @@ class _AsymReader:
             (inside if fits else outside).append(residue)
         if not inside:
             return self._derived(residues)
-        inside.sort(key=lambda residue: residue.label_seq)
         inside = self._once_each(inside)
         letters = choose_conformers(self._sites, inside, True, self._report)
         found = {
@@ -156,7 +155,7 @@ class _AsymReader:
         return [self._polymer(placed), *self._ligands(outside, shares=True)]
 
     def _once_each(self, residues: list[SiteResidue]) -> list[SiteResidue]:
-        """Two residues at one position of the sequence (author's numbers differ): the first stays."""
+        """In the order of the sequence; of two at one position (author's numbers differ) the first stays."""
         unique = {residue.label_seq: residue for residue in reversed(residues)}
         if len(unique) < len(residues):
             lost = sum(len(r.rows) for r in residues) - sum(len(r.rows) for r in unique.values())

@@ -74,7 +74,8 @@ def test_atoms_of_a_ligand_in_a_polymers_chain(tmp_path):
 def test_residues_at_one_position_of_the_sequence(tmp_path):
     """Two residues that differ in the author's number alone: the first has the position."""
     file = CifFile().polymer("ALA SER ALA")
-    for seq, code, author in ((1, "ALA", 1), (2, "SER", 2), (2, "SER", 7), (3, "ALA", 3)):
+    # The file's order is not the sequence's.
+    for seq, code, author in ((3, "ALA", 3), (2, "SER", 2), (2, "SER", 7), (1, "ALA", 1)):
         file.add(code, "A", seq, at=(9 * author, 0, 0), auth=author)
     made = make(file.write(tmp_path))
     assert made.codes == ["ALA", "SER", "ALA"]
