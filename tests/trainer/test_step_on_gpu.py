@@ -70,7 +70,7 @@ def all_on_gpu(model: nn.Module, loss: TrainingLoss) -> None:
 def test_a_step_computes_on_the_gpu_alone_and_waits_for_nothing():
     with trainer_on_gpu(config_of(), recompute=True) as (trainer, mode):
         with Waits() as waits:
-            loss = loss_of_whole_samples(trainer, batch_on_host(mode, batch_of()), 2)
+            loss = loss_of_whole_samples(trainer, batch_on_host(mode, batch_of()), 1)
             backward(loss.total)
         assert loss.terms.keys() == NAMES
         all_on_gpu(trainer.model, loss)
