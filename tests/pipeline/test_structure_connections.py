@@ -130,6 +130,23 @@ def test_rows_about_what_is_not_there(tmp_path, row):
     assert "1 struct_conn rows name atoms that are not there" in made.attributes["warnings"]
 
 
+@pytest.mark.parametrize("row", ["A CYS 2 ? SG ? A CYS 4 ? SG 2.05", "A CYS . 12 SG ? A CYS . 14 SG 2.05"])
+def test_partners_by_either_numbering(tmp_path, row):
+    """Positions 2 and 4 are the author's 12 and 14, and the author's 2 and 4 are at 12 and 14."""
+    codes = ["GLY"] * 14
+    file = CifFile()
+    for seq, author in ((2, 12), (4, 14), (12, 2), (14, 4)):
+        codes[seq - 1] = "CYS"
+        file.add(
+            "CYS", "A", seq, at=at("CYS", "SG", (2.05 * (seq == 4), 9.0 * (seq > 4) * seq, 0)), auth=author
+        )
+    file.polymer(" ".join(codes)).loop("_struct_conn", ALTERNATES, f"1 disulf {row}")
+    made = make(file.write(tmp_path), TOLD_ALONE)
+    assert made.bonds() == [("0:CYS.SG", "0:CYS.SG", BondKind.DISULFIDE)]
+    ends = [made.tables["bonds"][name][0] for name in ("atom_i", "atom_j")]
+    assert made.tables["residues"]["label_seq_id"][made.atom_residue[ends]].tolist() == [2, 4]
+
+
 def test_metal_coordination_without_a_metal_is_no_bond(tmp_path):
     file = CifFile().polymer("GLY LYS GLY").add("LYS", "A", 2, at=at("LYS", "NZ", (0, 0, 0)))
     file.loop("_entity", "id type", "2 non-polymer")
