@@ -156,6 +156,20 @@ def test_what_a_thiol_adds_to(tmp_path, code, atom, bonded):
     assert bonds == ([("0:CYS.SG", f"1:{code}.{atom}", BondKind.COVALENT)] if bonded else [])
 
 
+@pytest.mark.parametrize(("distance", "bonded"), [(1.47, True), (2.2, False)])
+def test_boron_has_a_bond_to_take(tmp_path, distance, bonded):
+    """Bortezomib at a serine: its boron keeps both hydroxyls."""
+    component = definition("BO2")
+    boron, *others = (component.ideal_pos[component.atom_index[name]] for name in ("B26", "O27", "O28"))
+    normal = np.cross(others[0] - boron, others[1] - boron)
+    file = CifFile().polymer("GLY SER GLY")
+    place(file, "SER", "A", 2, "OG", distance * normal / np.linalg.norm(normal), only=("OG",))
+    names = {name for name, heavy in zip(component.atom_names, component.heavy, strict=True) if heavy}
+    file.add("BO2", "B", at=-boron, entity="2", only=names)
+    bonds = make(file.write(tmp_path)).bonds()
+    assert bonds == ([("0:SER.OG", "1:BO2.B26", BondKind.COVALENT)] if bonded else [])
+
+
 @pytest.mark.parametrize(("absent", "bonded"), [("O2P", True), ("", False), ("C5A", False)])
 def test_a_phosphate_that_lost_a_hydroxyl_is_bonded(tmp_path, absent, bonded):
     """Pyridoxal phosphate at a histidine: no definition marks the hydroxyl, but it is not there."""
