@@ -108,3 +108,4 @@ def test_microheterogeneity_keeps_the_higher_occupancy(tmp_path):
     assert made.codes == ["GLY", "THR", "GLY"]
     assert made.attributes["entities"][0]["sequence"] == "GTG"
     assert any("SER/THR share a position; THR is used" in text for text in made.attributes["warnings"])
+    assert made.attributes["filtered"] == {"alternate_locations": 6}  # of SER

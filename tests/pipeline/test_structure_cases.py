@@ -139,6 +139,17 @@ def test_ligands_with_one_number_are_not_fused(tmp_path, label):
     assert made.coords[made.atom(2, 1, "FE"), 0] - made.coords[made.atom(1, 1, "FE"), 0] == pytest.approx(30)
 
 
+def test_a_residue_whose_atoms_are_in_two_places_of_the_file_is_one(tmp_path):
+    """Programs that add side chains write them at the end."""
+    file = CifFile().polymer("SER GLY")
+    file.add("SER", "A", 1, only=("N", "CA", "C", "O")).add("GLY", "A", 2, at=(4, 0, 0))
+    file.add("SER", "A", 1, only=("CB", "OG"))
+    made = make(file.write(tmp_path))
+    assert made.codes == ["SER", "GLY"]
+    assert made.tables["atoms"]["resolved"].tolist() == [1] * 10 + [0]  # all but the last OXT
+    assert made.attributes["filtered"] == {}
+
+
 def test_residues_without_insertion_codes_are_not_fused(tmp_path):
     file = CifFile()  # no entity, no label_seq_id that counts: 5, 5 (was 5A), 6
     for number, x in ((5, 0), (5, 4), (6, 8)):

@@ -43,6 +43,14 @@ def test_selenomethionine_that_is_in_the_sequence_alone(tmp_path):
     assert made.attributes["changed"] == {}
 
 
+def test_what_shares_a_position_with_selenomethionine_stays_what_it_is(tmp_path):
+    file = CifFile().polymer("MSE GLY GLY").loop("_entity_poly_seq", "entity_id num mon_id", "1 1 LEU")
+    file.add("LEU", "A", 1).add("GLY", "A", 2, at=(9, 0, 0)).add("GLY", "A", 3, at=(18, 0, 0))
+    made = make(file.write(tmp_path))
+    assert made.codes == ["LEU", "GLY", "GLY"]
+    assert not any("the atoms are" in text for text in made.attributes["warnings"])
+
+
 def test_unresolved_and_partly_replaced_selenomethionine(tmp_path):
     """A position that is both in the crystal has one component, and its alternates are alternates of it."""
     file = CifFile().polymer("MSE ALA MSE")

@@ -56,6 +56,8 @@ def test_a_polymer_is_what_its_residues_are_whatever_the_file_calls_it(tmp_path)
     assert made.tables["chains"]["mol_type"].tolist() == [MolType.RNA]
     assert made.attributes["entities"][0]["sequence"] == "AUGC"
     assert any("calls it polydeoxyribonucleotide" in text for text in made.attributes["warnings"])
+    half = make(chain("A GOL GOL U", "other").write(tmp_path, "half.cif"))
+    assert half.tables["chains"]["mol_type"].tolist() == [MolType.RNA]
     # Where few residues are of any kind, the file's word stands: ligands that somebody linked.
     odd = make(chain("GOL GOL A GOL", "polyribonucleotide").write(tmp_path, "odd.cif"))
     assert odd.tables["chains"]["mol_type"].tolist() == [MolType.RNA]
