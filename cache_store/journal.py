@@ -5,9 +5,11 @@ not match its checksum and is left out, and counted.
 """
 
 import json
+import math
 import os
+import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,17 +33,18 @@ class Replay:
 class Journal:
     """An append-only file of JSON records. A context manager; one writer at a time (the build lock)."""
 
-    def __init__(self, path: Path, *, sync_every: int = 1) -> None:
-        """``sync_every``: bring records to the disk when that many are new.
+    def __init__(self, path: Path, *, sync_every_s: float = 0.0) -> None:
+        """``sync_every_s``: bring records to the disk when the last time was that many seconds ago.
 
-        With 1, a record is durable when :meth:`append` returns. With more, a power failure can take up
-        to that many; a process that is killed loses none, as the kernel has them.
+        With 0, a record is durable when :meth:`append` returns. With more, a power failure can take those
+        since the last time; a process that is killed loses none, as the kernel has them.
         """
-        if sync_every < 1:
-            raise ValueError(f"sync_every is {sync_every}: at least 1")
+        if not sync_every_s >= 0:
+            raise ValueError(f"sync_every_s is {sync_every_s}: at least 0")
         self.path = path
-        self._sync_every = sync_every
-        self._unsynced = 0
+        self._sync_every_s = sync_every_s
+        self._synced = -math.inf
+        self._has_unsynced = False
         self._fd = -1
 
     def __enter__(self) -> "Journal":
@@ -62,44 +65,57 @@ class Journal:
             if self._fd < 0:
                 self._fd = self._open()
             _write(self._fd, line)
-            self._unsynced += 1
-            if self._unsynced >= self._sync_every:
+            self._has_unsynced = True
+            if time.monotonic() - self._synced >= self._sync_every_s:
                 self.sync()
 
     def sync(self) -> None:
         """Bring every record to the disk."""
-        if self._fd >= 0 and self._unsynced:
-            os.fsync(self._fd)
-        self._unsynced = 0
+        if self._fd >= 0 and self._has_unsynced:
+            with files.explain_refusal(self.path):
+                os.fsync(self._fd)
+            self._synced = time.monotonic()
+        self._has_unsynced = False
 
     def close(self) -> None:
         """Bring every record to the disk and close the file. Appending opens it again."""
-        self.sync()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        try:
+            self.sync()
+        finally:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def remove(self) -> None:
         """Delete the journal, whose build is published."""
         self.close()
         self.path.unlink(missing_ok=True)
 
-    def replay(self) -> list[dict[str, Any]]:
-        """The intact records, in order; none where there is no journal."""
-        return self.scan().records
+    def replay(self) -> Iterator[dict[str, Any]]:
+        """The intact records, in order, read as they are asked for; none where there is no journal."""
+        return (record for _, record in self._lines() if record is not None)
 
     def scan(self) -> Replay:
         """The intact records, and how many lines are not."""
+        lines = list(self._lines())
+        return Replay(
+            records=[record for _, record in lines if record is not None],
+            # A complete last record whose newline alone was lost is as good as any.
+            torn=any(record is None and not ended for ended, record in lines),
+            damaged=sum(record is None and ended for ended, record in lines),
+        )
+
+    def _lines(self) -> Iterator[tuple[bool, dict[str, Any] | None]]:
+        """Of each line that is not empty: whether it ends in a newline, and its record if it is intact."""
         try:
-            data = self.path.read_bytes()
+            file = self.path.open("rb")
         except FileNotFoundError:
-            return Replay([], False, 0)
-        *lines, rest = data.split(b"\n")
-        records = [_parse(line) for line in lines if line]
-        # A complete last record whose newline alone was lost is as good as any.
-        last = _parse(rest) if rest else None
-        intact = [record for record in (*records, last) if record is not None]
-        return Replay(intact, bool(rest) and last is None, sum(record is None for record in records))
+            return
+        with file:
+            for line in file:
+                text = line.removesuffix(b"\n")
+                if text:
+                    yield text != line, _parse(text)
 
     def _open(self) -> int:
         files.make_directory(self.path.parent)

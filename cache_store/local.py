@@ -253,10 +253,11 @@ class LocalStore(Store):
         """See :meth:`Store.build_lock`."""
         return BuildLock(self.path / "locks" / "build", wait)
 
-    def journal(self, build: str, *, sync_every: int = 1) -> Journal:
+    def journal(self, build: str, *, sync_every_s: float = 0.0) -> Journal:
         """See :meth:`Store.journal`."""
         return Journal(
-            self.path / layout.JOURNALS / f"{layout.checked(build, 'build id')}.jsonl", sync_every=sync_every
+            self.path / layout.JOURNALS / f"{layout.checked(build, 'build id')}.jsonl",
+            sync_every_s=sync_every_s,
         )
 
     def journals(self) -> Iterator[str]:

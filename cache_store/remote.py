@@ -404,7 +404,7 @@ class RemoteStore(Store):
         """Refused."""
         self._refuse()
 
-    def journal(self, build: str, *, sync_every: int = 1) -> Journal:
+    def journal(self, build: str, *, sync_every_s: float = 0.0) -> Journal:
         """Refused."""
         self._refuse()
 

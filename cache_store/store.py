@@ -178,8 +178,8 @@ class Store(ABC):
         """The lock to build under, not yet taken. ``wait``: seconds to wait for another build."""
 
     @abstractmethod
-    def journal(self, build: str, *, sync_every: int = 1) -> Journal:
-        """The journal of a build, by the build's id. ``sync_every``: see :class:`Journal`."""
+    def journal(self, build: str, *, sync_every_s: float = 0.0) -> Journal:
+        """The journal of a build, by the build's id. ``sync_every_s``: see :class:`Journal`."""
 
     @abstractmethod
     def journals(self) -> Iterator[str]:

@@ -277,7 +277,7 @@ class StoreConformance:
         with store.journal("build-1") as journal:
             journal.append({"entry": "1abc"})
         assert list(store.journals()) == ["build-1"]
-        assert store.journal("build-1").replay() == [{"entry": "1abc"}]
+        assert list(store.journal("build-1").replay()) == [{"entry": "1abc"}]
         store.journal("build-1").remove()
         assert list(store.journals()) == []
         with pytest.raises(ValueError, match="build id"):

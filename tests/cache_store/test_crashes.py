@@ -109,7 +109,7 @@ def test_death_at_any_call_leaves_a_clean_store(tmp_path: Path):
         findings = audit(store, named(store.manifest()))
         assert [finding for finding in findings if finding.level == "error"] == []
         if (new := store.ref("main")) != old:
-            assert store.journal("b").replay() == [{"object": str(small_content(1).digest())}]
+            assert list(store.journal("b").replay()) == [{"object": str(small_content(1).digest())}]
         digest = store.put(small_content(1))
         store.check(digest)
         assert store.journal("b").scan().damaged == 0

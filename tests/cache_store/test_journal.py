@@ -1,11 +1,15 @@
+import errno
 import json
+import os
 import random
+import tracemalloc
 import zlib
 from pathlib import Path
 
 import pytest
 
-from megafold.cache_store import ContentError, Journal
+from megafold.cache_store import ContentError, Journal, WriteFailed
+from megafold.cache_store import journal as journal_module
 
 RECORDS = [{"entry": f"{number}abc", "digest": "ü\n", "list": [number, None, 0.5]} for number in range(5)]
 
@@ -16,16 +20,16 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def test_records_come_back_in_order(journal: Journal):
-    assert journal.replay() == []
+    assert list(journal.replay()) == []
     for record in RECORDS[:3]:
         journal.append(record)
-    assert journal.replay() == RECORDS[:3]
+    assert list(journal.replay()) == RECORDS[:3]
     journal.close()
-    with Journal(journal.path, sync_every=10) as again:
+    with Journal(journal.path, sync_every_s=60) as again:
         for record in RECORDS[3:]:
             again.append(record)
         again.sync()
-    assert Journal(journal.path).replay() == RECORDS
+    assert list(Journal(journal.path).replay()) == RECORDS
     journal.remove()
     journal.remove()
     assert not journal.path.exists()
@@ -54,7 +58,7 @@ def test_a_torn_last_line_is_dropped_and_does_not_swallow_the_next(journal: Jour
         assert scan.damaged == 0
         with Journal(journal.path) as again:
             again.append(RECORDS[2])
-        assert again.replay() == [*RECORDS[: 2 if complete else 1], RECORDS[2]]
+        assert list(again.replay()) == [*RECORDS[: 2 if complete else 1], RECORDS[2]]
         assert again.scan().damaged == (1 if first < length and not complete else 0)
 
 
@@ -83,13 +87,64 @@ def test_lines_of_others(journal: Journal, line: bytes):
     with open(journal.path, "ab") as file:
         file.write(line + b"\n\n")
     journal.append(RECORDS[1])
-    assert journal.replay() == RECORDS[:2]
+    assert list(journal.replay()) == RECORDS[:2]
     assert journal.scan().damaged == 1
 
 
 def test_what_json_cannot_hold(journal: Journal):
     with pytest.raises(ContentError):
         journal.append({"x": float("nan")})
-    assert journal.replay() == []
-    with pytest.raises(ValueError, match="sync_every"):
-        Journal(journal.path, sync_every=0)
+    assert list(journal.replay()) == []
+    with pytest.raises(ValueError, match="sync_every_s"):
+        Journal(journal.path, sync_every_s=-1)
+
+
+@pytest.mark.parametrize(("every_s", "syncs"), [(0.0, 100), (1.0, 10), (60.0, 1)])
+def test_records_go_to_the_disk_as_often_as_is_asked(tmp_path: Path, monkeypatch, every_s, syncs):
+    """A record each tenth of a second, for ten seconds."""
+    now = [1000.0]
+    synced: list[int] = []
+    monkeypatch.setattr(journal_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(journal_module.os, "fsync", synced.append)
+    with Journal(tmp_path / "b.jsonl", sync_every_s=every_s) as journal:
+        for number in range(100):
+            journal.append({"number": number})
+            now[0] += 0.1
+        file = journal._fd
+        # Sums of tenths are not exact: one more or less.
+        assert abs(synced.count(file) - syncs) <= (every_s == 1)
+        assert [record["number"] for record in journal.replay()] == list(range(100))
+        before = len(synced)
+    assert len(synced) == before + (every_s > 0)  # what is not there yet when it is closed
+
+
+def test_full_disk_is_told_when_the_journal_is_closed_and_leaves_no_file_open(tmp_path: Path, monkeypatch):
+    journal = Journal(tmp_path / "b.jsonl", sync_every_s=60)
+    journal.append({"number": 0})
+    journal.append({"number": 1})
+    file = journal._fd
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal_module.os, "fsync", full)
+    with pytest.raises(WriteFailed, match="No space left on device"):
+        journal.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
+def test_replay_reads_a_line_when_it_is_asked_for(journal: Journal):
+    with journal:
+        for number in range(3):
+            journal.append({"number": number, "long": "x" * (1 << 20)})
+    records = journal.replay()
+    tracemalloc.start()
+    try:
+        assert [record["number"] for record in records] == [0, 1, 2]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (
+        peak < journal.path.stat().st_size * 3
+    )  # a line, its record, and the record's line to compare it with

@@ -69,8 +69,8 @@ class WrittenBeside(RemoteStore):
     def build_lock(self, wait=0.0):
         return self.writer.build_lock(wait)
 
-    def journal(self, build, *, sync_every=1):
-        return self.writer.journal(build, sync_every=sync_every)
+    def journal(self, build, *, sync_every_s=0.0):
+        return self.writer.journal(build, sync_every_s=sync_every_s)
 
     def journals(self):
         return self.writer.journals()
