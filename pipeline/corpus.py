@@ -79,15 +79,20 @@ def discover(corpus: Path) -> list[EntrySource]:
 
 
 def _structure_files(folder: Path) -> Iterator[Path]:
-    for path in folder.iterdir():
-        if path.is_dir() and len(path.name) == 2:
-            yield from (inner for inner in path.iterdir() if _is_structure_file(inner))
-        elif _is_structure_file(path):
-            yield path
+    with os.scandir(folder) as found:
+        for item in found:
+            if len(item.name) == 2 and Path(item.path).is_dir():
+                with os.scandir(item.path) as inside:
+                    yield from (Path(inner.path) for inner in inside if _is_structure_file(inner))
+            elif _is_structure_file(item):
+                yield Path(item.path)
 
 
-def _is_structure_file(path: Path) -> bool:
-    return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".") and path.is_file()
+def _is_structure_file(item: os.DirEntry[str]) -> bool:
+    if not item.name.lower().endswith(SUFFIXES) or item.name.startswith("."):
+        return False
+    # What the folder says of a file costs nothing; to ask for each is slow where that is a network's.
+    return item.is_file(follow_symlinks=False) or (item.is_symlink() and Path(item.path).is_file())
 
 
 def require_text(name: str, path: Path) -> None:

@@ -17,11 +17,13 @@ Attributes of a manifest:
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from megafold.cache_store import Digest, Manifest
 from megafold.pipeline.schema import MolType
@@ -80,7 +82,13 @@ MANIFEST_SCHEMA: Final = pa.schema(
         ("warnings", pa.list_(pa.string())),
     ]
 )
+_CHAIN_FIELDS: Final = frozenset(field.name for field in _CHAIN)
+_INTERFACE_FIELDS: Final = frozenset(field.name for field in _INTERFACE)
+_COLUMNS: Final = frozenset(MANIFEST_SCHEMA.names)
 _NULLABLE: Final = frozenset({"release_date", "resolution", "method", "title"})
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+#: Rows that are Python objects at a time: all of a large data set's would take gigabytes.
+_ROWS_AT_A_TIME: Final = 4096
 _ATTRIBUTES: Final = frozenset({"format", "components", "ledger", "config", "versions", "clusters"})
 
 
@@ -173,15 +181,21 @@ def manifest_from_rows(rows: Iterable[Mapping[str, Any]], attributes: Mapping[st
     Raises:
         ManifestError: a column is missing, unknown or malformed, or an entry and assembly come twice.
     """
-    values = [_canonical_row(row) for row in rows]
-    values.sort(key=lambda row: (row["entry"], row["assembly"]))
-    for before, after in itertools.pairwise(values):
-        if (before["entry"], before["assembly"]) == (after["entry"], after["assembly"]):
-            raise ManifestError(f"{after['entry']} assembly {after['assembly']}: two rows")
+    ordered = sorted(rows, key=lambda row: (str(row.get("entry")), str(row.get("assembly"))))
     try:
-        table = pa.Table.from_pylist(values, schema=MANIFEST_SCHEMA)
+        table = pa.Table.from_batches(
+            [
+                pa.RecordBatch.from_pylist(list(map(_canonical_row, some)), schema=MANIFEST_SCHEMA)
+                for some in _parts(ordered)
+            ],
+            schema=MANIFEST_SCHEMA,
+        )
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ManifestError(f"a manifest row does not fit its columns: {error}") from error
+    names = zip(table["entry"].to_pylist(), table["assembly"].to_pylist(), strict=True)
+    for before, (entry, assembly) in itertools.pairwise(names):
+        if before == (entry, assembly):
+            raise ManifestError(f"{entry} assembly {assembly}: two rows")
     complete = {"ledger": "", "clusters": {}, **attributes, "format": MANIFEST_FORMAT}
     if set(complete) != _ATTRIBUTES:
         missing, extra = _ATTRIBUTES - set(complete), set(complete) - _ATTRIBUTES
@@ -190,10 +204,15 @@ def manifest_from_rows(rows: Iterable[Mapping[str, Any]], attributes: Mapping[st
     return Manifest(table=table, attributes=complete)
 
 
+def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    for first in range(0, len(rows), _ROWS_AT_A_TIME):
+        yield rows[first : first + _ROWS_AT_A_TIME]
+
+
 def _canonical_row(row: Mapping[str, Any]) -> dict[str, Any]:
     where = f"{row.get('entry')} assembly {row.get('assembly')}"
     values: dict[str, Any] = {"pairing": "", **dict.fromkeys(_NULLABLE), **row}
-    _check_keys(values, set(MANIFEST_SCHEMA.names), where)
+    _check_keys(values, _COLUMNS, where)
     for name in set(values) - _NULLABLE:
         if values[name] is None:
             raise ManifestError(f"{where}: column {name} is null")
@@ -207,7 +226,7 @@ def _canonical_row(row: Mapping[str, Any]) -> dict[str, Any]:
     values["chains"] = [_canonical_chain(chain, where) for chain in values["chains"]]
     values["interfaces"] = [{"cluster": "", **interface} for interface in values["interfaces"]]
     for interface in values["interfaces"]:
-        _check_keys(interface, {"chain_i", "chain_j", "cluster"}, where)
+        _check_keys(interface, _INTERFACE_FIELDS, where)
         if not 0 <= interface["chain_i"] < interface["chain_j"] < len(values["chains"]):
             raise ManifestError(
                 f"{where}: interface {interface} names no two of {len(values['chains'])} chains"
@@ -218,7 +237,7 @@ def _canonical_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _canonical_chain(chain: Mapping[str, Any], where: str) -> dict[str, Any]:
-    _check_keys(chain, {field.name for field in _CHAIN}, f"{where}, a chain")
+    _check_keys(chain, _CHAIN_FIELDS, f"{where}, a chain")
     where = f"{where}, chain {chain['label_asym_id']}"
     for name, value in chain.items():
         if value is None:
@@ -232,8 +251,8 @@ def _canonical_chain(chain: Mapping[str, Any], where: str) -> dict[str, Any]:
     return dict(chain)
 
 
-def _check_keys(values: Mapping[str, Any], expected: set[str], where: str) -> None:
-    if set(values) != expected:
+def _check_keys(values: Mapping[str, Any], expected: Set[str], where: str) -> None:
+    if values.keys() != expected:
         missing, extra = sorted(expected - set(values)), sorted(set(values) - expected)
         raise ManifestError(f"{where}: missing {missing}, unknown {extra}")
 
@@ -241,23 +260,35 @@ def _check_keys(values: Mapping[str, Any], expected: set[str], where: str) -> No
 def _check_digest(value: Any, where: str, *, optional: bool = False) -> None:
     if optional and value == "":
         return
-    if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         raise ManifestError(f"{where}: {value!r} is not a digest of 64 lower-case hex digits")
 
 
 def entry_rows(manifest: Manifest) -> Iterator[EntryRow]:
-    """The manifest's rows as typed views, in stored order.
+    """The manifest's rows as typed views, in stored order, made as they are asked for.
 
     Raises:
         ManifestError: the manifest was written in another format.
     """
+    for batch in _checked(manifest).to_batches(max_chunksize=_ROWS_AT_A_TIME):
+        for row in batch.to_pylist():
+            yield EntryRow.from_mapping(row)
+
+
+def chain_column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """A field of all chains of a manifest's table, in the order of rows and chains."""
+    column = table["chains"]
+    kind = column.type.value_type.field(name).type
+    return pa.chunked_array([chunk.flatten().field(name) for chunk in column.chunks], kind)
+
+
+def _checked(manifest: Manifest) -> pa.Table:
     found = manifest.attributes.get("format")
-    if found != MANIFEST_FORMAT or set(manifest.table.schema.names) != set(MANIFEST_SCHEMA.names):
+    if found != MANIFEST_FORMAT or set(manifest.table.schema.names) != _COLUMNS:
         raise ManifestError(
             f"the manifest has format {found}, this version reads format {MANIFEST_FORMAT}: rebuild the cache"
         )
-    for row in manifest.table.to_pylist():
-        yield EntryRow.from_mapping(row)
+    return manifest.table
 
 
 def referenced_digests(manifest: Manifest) -> set[Digest]:
@@ -265,9 +296,14 @@ def referenced_digests(manifest: Manifest) -> set[Digest]:
 
     The failures ledger is no object and is not among them.
     """
+    table = _checked(manifest)
+    columns = [
+        table["structure"],
+        table["pairing"],
+        chain_column(table, "msa"),
+        chain_column(table, "template"),
+    ]
     found = {str(manifest.attributes["components"])}
-    for row in entry_rows(manifest):
-        found |= {row.structure, row.pairing}
-        for chain in row.chains:
-            found |= {chain.msa, chain.template}
+    for column in columns:
+        found.update(pc.unique(column).to_pylist())
     return {Digest.parse(text) for text in found if text}

@@ -74,8 +74,10 @@ class Sources:
         """
         if self.template_structures:
             return self
-        folders = sorted({source.path.parent for source in discover(self.corpus)})
-        return replace(self, template_structures=(self.corpus,) if self.corpus.is_dir() else tuple(folders))
+        if self.corpus.is_dir():
+            return replace(self, template_structures=(self.corpus,))
+        folders = {source.path.parent for source in discover(self.corpus)}
+        return replace(self, template_structures=tuple(sorted(folders)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from megafold.cache_store import (
     MAIN_REF,
     CorruptManifest,
@@ -34,8 +37,12 @@ from megafold.pipeline.chemistry.conformers import build_reference
 from megafold.pipeline.chemistry.library import library_content
 from megafold.pipeline.chemistry.reference import ReferenceComponent
 from megafold.pipeline.clusters import assign_clusters, choose_clustering
-from megafold.pipeline.manifest import manifest_from_rows
+from megafold.pipeline.corpus import discover
+from megafold.pipeline.manifest import chain_column, manifest_from_rows
 
+#: What a power failure may take of the journal: its tasks are then run again. Syncing each record would cap a
+#: build at as many tasks a second as the disk has syncs, however many workers there are.
+_SYNC_EVERY_S: Final = 1.0
 #: What a structure's outcome tells the planner, and the manifest keeps elsewhere.
 _ROW_OF_THE_BUILD_ALONE: Final = ("component_digests", "own_components", "namesakes")
 
@@ -70,6 +77,7 @@ class Build:
     def __init__(self, config: BuildConfig, progress: BuildProgress) -> None:
         self._config = config = replace(config, sources=config.sources.absolute())
         self._progress = progress
+        self._found = discover(config.sources.corpus)
         self._dictionary = recipes.dictionary_identity(config.sources)
         self._clustering, remark = choose_clustering(config.clusters, max(1, config.resources.workers))
         if remark:
@@ -77,6 +85,7 @@ class Build:
         self._computed: Counter[str] = Counter()
         self._total = 0
         self._failures = 0
+        self._resolved_folders: dict[Path, Path] = {}
 
     def run(self) -> BuildReport:
         """Build, publish, report.
@@ -93,7 +102,7 @@ class Build:
             published = store.ref(MAIN_REF)
             parent = None if published is None else self._readable(store, published)
             known = self._known(store, parent)
-            planner = Planner(self._config.sources, self._config.structure, known)
+            planner = Planner(self._config.sources, self._found, self._config.structure, known)
             tasks = planner.start()
             self._progress.say(
                 f"{len(planner.entries)} entries; {sum(planner.reused.values())} results reused, "
@@ -102,9 +111,8 @@ class Build:
             self._execute(store, planner, tasks)
             self._remark_on_alignments(planner)
             manifest, failures = self._snapshot(store, planner, parent)
-            digest = manifest.digest()
+            digest = store.put_manifest(manifest)
             if parent is None or digest != published:
-                store.put_manifest(manifest)
                 store.move_ref(MAIN_REF, published, digest)
             for build in list(store.journals()):
                 store.journal(build).remove()
@@ -145,7 +153,7 @@ class Build:
             )
         self._total = len(tasks)
         with (
-            store.journal(_build_id()) as journal,
+            store.journal(_build_id(), sync_every_s=_SYNC_EVERY_S) as journal,
             make_runner(worker, self._config.resources) as runner,
         ):
 
@@ -220,10 +228,24 @@ class Build:
                 **plan.recipes,
                 **({"namesakes": namesakes} if (namesakes := plan.row.get("namesakes")) else {}),
             },
-            "source": _relative(plan.source.path, self._config.sources.corpus),
+            "source": self._relative(plan.source.path),
             "source_digest": plan.source_digest,
             "chains": [self._chain(planner, plan, chain) for chain in row["chains"]],
         }
+
+    def _relative(self, path: Path) -> str:
+        """Where a file is in the corpus; its name alone for one elsewhere."""
+        # Links within folders are followed once for each: of a corpus' many files, they are the same few.
+        real = path.resolve() if path.is_symlink() else self._resolved(path.parent) / path.name
+        try:
+            return real.relative_to(self._resolved(self._config.sources.corpus)).as_posix()
+        except ValueError:
+            return path.name
+
+    def _resolved(self, folder: Path) -> Path:
+        if folder not in self._resolved_folders:
+            self._resolved_folders[folder] = folder.resolve()
+        return self._resolved_folders[folder]
 
     @staticmethod
     def _chain(planner: Planner, plan: EntryPlan, chain: dict[str, Any]) -> dict[str, Any]:
@@ -269,8 +291,10 @@ class Build:
     def _report(
         self, planner: Planner, manifest: Manifest, digest: Digest, failures: list[Failure], elapsed_s: float
     ) -> BuildReport:
-        chains = [chain for row in manifest.table.column("chains").to_pylist() for chain in row]
-        polymers = [chain for chain in chains if chain["mol_type"] != "ligand"]
+        kinds, msas, templates = (
+            chain_column(manifest.table, name) for name in ("mol_type", "msa", "template")
+        )
+        is_polymer = pc.not_equal(kinds, "ligand")
         failed = len({failure.entry for failure in failures})
         return BuildReport(
             manifest=str(digest),
@@ -282,21 +306,18 @@ class Build:
                 {"entry": f.entry, "stage": f.stage, "reason": f.reason, "message": f.message}
                 for f in failures
             ],
-            chains=len(polymers),
-            chains_with_msa=sum(bool(chain["msa"]) for chain in polymers),
-            chains_with_template=sum(bool(chain["template"]) for chain in polymers),
+            chains=_count(is_polymer),
+            chains_with_msa=_count(pc.and_(is_polymer, pc.not_equal(msas, ""))),
+            chains_with_template=_count(pc.and_(is_polymer, pc.not_equal(templates, ""))),
             clusters=dict(manifest.attributes["clusters"]),  # type: ignore[arg-type]
             elapsed_s=elapsed_s,
             within_limit=self._config.max_failures.allows(failed, len(planner.entries)),
         )
 
 
+def _count(matches: pa.ChunkedArray) -> int:
+    return int(pc.sum(matches).as_py() or 0)
+
+
 def _build_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-
-
-def _relative(path: Path, root: Path) -> str:
-    try:
-        return path.resolve().relative_to(root.resolve()).as_posix()
-    except ValueError:
-        return path.name

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ from megafold.pipeline.builder import recipes
 from megafold.pipeline.builder.tasks import Outcome, Problem
 from megafold.pipeline.chemistry.library import ComponentLibrary, LibraryComponent
 from megafold.pipeline.chemistry.reference import ReferenceComponent
-from megafold.pipeline.manifest import EntryRow, entry_rows
+from megafold.pipeline.manifest import ChainRow, EntryRow, entry_rows
 
 #: Failures that say nothing of the input: a network folder that was away for a moment, or that one worker
 #: does not see; a damaged object; memory.
@@ -22,6 +22,17 @@ _TRANSIENT: Final = frozenset(
 )
 #: Failures that another dictionary may cure.
 _OF_THE_DICTIONARY: Final = frozenset({"unknown-component"})
+#: Columns of a manifest's row, and fields of its chains, that the structure alone decides and nothing else.
+_OF_THE_STRUCTURE: Final = tuple(
+    field.name
+    for field in fields(EntryRow)
+    if field.name not in ("recipes", "pairing", "source", "source_digest", "chains", "interfaces")
+)
+_OF_THE_CHAIN: Final = tuple(
+    field.name
+    for field in fields(ChainRow)
+    if field.name not in ("msa", "msa_depth", "msa_status", "template", "n_template", "cluster")
+)
 
 
 class Known:
@@ -94,20 +105,21 @@ class Known:
 
     def _add_row(self, row: EntryRow, problems: Mapping[str, list[Problem]]) -> None:
         definitions = self._definitions
-        structure = asdict(row)
-        for name in ("recipes", "pairing", "source", "source_digest"):
-            del structure[name]
-        for chain in structure["chains"]:
-            for name in ("msa", "msa_depth", "msa_status", "template", "n_template"):
-                del chain[name]
-            if chain["mol_type"] != "ligand":
-                chain["cluster"] = ""  # those of polymers are made anew for each snapshot
-        for interface in structure["interfaces"]:
-            del interface["cluster"]
+        structure: dict[str, Any] = {name: getattr(row, name) for name in _OF_THE_STRUCTURE}
+        structure["chains"] = [
+            {
+                **{name: getattr(chain, name) for name in _OF_THE_CHAIN},
+                # Those of polymers are made anew for each snapshot.
+                "cluster": chain.cluster if chain.mol_type == "ligand" else "",
+            }
+            for chain in row.chains
+        ]
+        structure["interfaces"] = [
+            {"chain_i": interface.chain_i, "chain_j": interface.chain_j} for interface in row.interfaces
+        ]
         structure["component_digests"] = [definitions.get(key, "") for key in row.components]
         structure["own_components"] = {}
         structure["namesakes"] = row.recipes.get("namesakes", "")
-        structure["chains"] = list(structure["chains"])
         self._outcomes[row.recipes["structure"]] = Outcome(result=structure)
         if "pairing" in row.recipes:
             self._outcomes[row.recipes["pairing"]] = Outcome(result={"object": row.pairing})

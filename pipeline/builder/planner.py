@@ -3,11 +3,11 @@
 The build runs what the planner returns; ``cache verify --corpus`` only looks at it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from megafold.pipeline.alignments import AlignmentIndex, ChainAlignments
 from megafold.pipeline.builder import recipes
@@ -24,13 +24,15 @@ from megafold.pipeline.builder.tasks import (
 )
 from megafold.pipeline.chemistry import Component, ComponentDictionary, load_dictionary
 from megafold.pipeline.chemistry.component import is_own_key
-from megafold.pipeline.corpus import EntrySource, discover
+from megafold.pipeline.corpus import EntrySource
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.schema import MolType
 from megafold.pipeline.structure import StructureOptions
 from megafold.pipeline.template import TemplateStructures, hit_entries
 
-_HASHING_THREADS = 8
+_HASHING_THREADS: Final = 8
+#: Files that are waiting for a thread; each costs a kilobyte.
+_HASHED_AT_A_TIME: Final = 4096
 
 
 @dataclass
@@ -56,14 +58,17 @@ def _file_size(path: Path) -> int:
 class Planner:
     """Knows the corpus, the alignments and the dictionary, and turns outcomes into further tasks."""
 
-    def __init__(self, sources: Sources, options: StructureOptions, known: Known) -> None:
+    def __init__(
+        self, sources: Sources, found: Sequence[EntrySource], options: StructureOptions, known: Known
+    ) -> None:
+        """``found``: the entries of the corpus."""
         self._options = options
         self._known = known
         self._dictionary: ComponentDictionary = load_dictionary(sources.ccd, sources.ccd_extra)
         self._index = AlignmentIndex(sources.alignments) if sources.alignments else None
         self._templates = TemplateStructures(sources.template_structures)
         self._digests: dict[Path, str] = {}
-        found = discover(sources.corpus)
+        self._hashing = ThreadPoolExecutor(_HASHING_THREADS)  # hashlib releases the interpreter's lock
         self._hash(source.path for source in found)
         self.entries: dict[str, EntryPlan] = {}
         for source in found:
@@ -80,15 +85,18 @@ class Planner:
         self.users: dict[str, set[str]] = {}
         self.reused: dict[str, int] = {}
         self._planned: set[str] = set()
+        #: By sequence, and name and digest of each hit file.
+        self._template_recipes: dict[tuple[str | tuple[str, str], ...], str] = {}
+        #: By the digest of a component's definition.
+        self._component_recipes: dict[str, str] = {}
 
     # -- files -----------------------------------------------------------------------------------------
 
     def _hash(self, paths: Iterable[Path]) -> None:
         missing = sorted({path for path in paths if path not in self._digests})
-        if not missing:
-            return
-        with ThreadPoolExecutor(_HASHING_THREADS) as pool:  # hashlib releases the interpreter's lock
-            self._digests.update(zip(missing, pool.map(recipes.file_digest, missing), strict=True))
+        for first in range(0, len(missing), _HASHED_AT_A_TIME):
+            some = missing[first : first + _HASHED_AT_A_TIME]
+            self._digests.update(zip(some, self._hashing.map(recipes.file_digest, some), strict=True))
 
     def _digest(self, path: Path) -> str:
         self._hash([path])
@@ -216,7 +224,9 @@ class Planner:
         return tasks
 
     def _component(self, entry: str, outcome: Outcome, key: str, definition: str) -> list[Task]:
-        recipe = recipes.component_recipe(definition)
+        recipe = self._component_recipes.get(definition)
+        if recipe is None:  # of thousands of entries that use it
+            recipe = self._component_recipes[definition] = recipes.component_recipe(definition)
         self.users.setdefault(recipe, set()).add(entry)
         if key in self.references or key in self.failed_components:
             return []
@@ -282,9 +292,16 @@ class Planner:
                 )
             )
         if files.hits and chain["mol_type"] == "protein":
-            named = self._named_digests(files.hits)
+            hits = (sequence, *self._named_digests(files.hits))
+            asked_before = self._template_recipes.get(hits)
+            if (
+                asked_before is not None
+            ):  # hit lists are long, and a sequence may be that of hundreds of entries
+                plan.recipes[f"template:{entity}"] = asked_before
+                self.users[asked_before].add(plan.source.entry)
+                return
             structures = self._template_digests(files.hits)
-            recipe = recipes.template_recipe(sequence, named, structures)
+            recipe = self._template_recipes[hits] = recipes.template_recipe(sequence, hits[1:], structures)
             plan.recipes[f"template:{entity}"] = recipe
             yield from self._reuse_or_plan(
                 TemplateTask(

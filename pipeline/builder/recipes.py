@@ -11,6 +11,7 @@ the golden-digest test fails otherwise.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -90,7 +91,12 @@ def structure_recipe(entry: str, source_digest: str, options: StructureOptions) 
     The definitions of the components it uses are inputs too, but which ones is known only afterwards: the
     manifest names them, and :mod:`megafold.pipeline.builder.planner` compares their digests.
     """
-    return _recipe("structure", entry=entry, source=source_digest, options=options_to_json(options))
+    return _recipe("structure", entry=entry, source=source_digest, options=_options(options))
+
+
+@cache  # of every entry the same
+def _options(options: StructureOptions) -> dict[str, Any]:
+    return options_to_json(options)
 
 
 def namesakes_recipe(dictionary: ComponentDictionary, keys: Iterable[str]) -> str:

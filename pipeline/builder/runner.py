@@ -11,8 +11,9 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import resource_tracker
 from types import TracebackType
 from typing import Any, Final, Protocol
@@ -36,7 +37,11 @@ Settle = Callable[[Task, Outcome], Iterable[Task]]
 
 
 class Runner(Protocol):
-    """Runs tasks until none is left."""
+    """Runs tasks until none is left.
+
+    What an outcome makes possible goes before what is waiting: a queue that had the further tasks of a whole
+    corpus in it, with the files that they name, would not fit into memory.
+    """
 
     def run(self, tasks: Iterable[Task], settle: Settle) -> None:
         """Run ``tasks`` and whatever ``settle`` returns; ``settle`` is called in this process."""
@@ -46,6 +51,10 @@ class Runner(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+def _put_first(queue: deque[Task], tasks: Iterable[Task]) -> None:
+    queue.extendleft(reversed(list(tasks)))
 
 
 class LocalRunner:
@@ -59,7 +68,7 @@ class LocalRunner:
         queue = deque(tasks)
         while queue:
             task = queue.popleft()
-            queue.extend(settle(task, run_task(self._config, task)))
+            _put_first(queue, settle(task, run_task(self._config, task)))
 
     def __enter__(self) -> "LocalRunner":
         return self
@@ -167,27 +176,27 @@ class DaskRunner:
         finished = distributed.as_completed(raise_errors=False)
         while queue or running:
             # Few in flight: a task held back here cannot be accused of its neighbour's crash.
-            while queue and len(running) < _TASKS_PER_SLOT * self._slots():
-                self._submit(queue.popleft(), finished, running)
-            future = next(finished)
-            task = running.pop(future)
-            outcome = self._outcome(future)
-            future.release()
-            if outcome is None:
-                suspects.append(task)
-            else:
-                queue.extend(settle(task, outcome))
+            room = max(0, _TASKS_PER_SLOT * self._slots() - len(running))
+            started = self._start([queue.popleft() for _ in range(min(room, len(queue)))])
+            running |= started
+            finished.update(started)
+            for future, outcome in self._outcomes(finished.next_batch()):
+                task = running.pop(future)
+                future.release()
+                if outcome is None:
+                    suspects.append(task)
+                else:
+                    _put_first(queue, settle(task, outcome))
             if not queue and not running and suspects:
                 for suspect in suspects:
                     queue.extend(settle(suspect, self._run_alone(suspect)))
                 suspects = []
 
-    def _submit(self, task: Task, finished: Any, running: dict[Any, Task]) -> None:
-        future = self._connect().submit(
-            run_within, self._config, task, self._resources.task_timeout_s, pure=False
-        )
-        running[future] = task
-        finished.add(future)
+    def _start(self, tasks: Sequence[Task]) -> dict[Any, Task]:
+        """Tasks by future, sent off all at once: each message costs the scheduler as much as a task."""
+        run = partial(run_within, self._config, timeout_s=self._resources.task_timeout_s)
+        futures = self._connect().map(run, tasks, pure=False) if tasks else ()
+        return dict(zip(futures, tasks, strict=True))
 
     def _slots(self) -> int:
         """Threads of all workers, asked for now and then: a cluster may grow and shrink."""
@@ -199,33 +208,33 @@ class DaskRunner:
     def _no_scheduler(self, what: str) -> InputError:
         return InputError(f"--scheduler {self._resources.scheduler}: {what}", reason="no-scheduler")
 
-    def _outcome(self, future: Any) -> Outcome | None:
-        """The task's outcome; None where its worker died.
+    def _outcomes(self, futures: Sequence[Any]) -> list[tuple[Any, Outcome | None]]:
+        """Outcomes of tasks that have ended; None where a task's worker died.
+
+        Fetched all at once: a worker that computes takes its time to answer, and one after the other, all
+        workers of a large cluster would wait for the slowest.
 
         Raises:
             InputError: the scheduler went away.
         """
         try:
-            error = future.exception()
+            fetched = self._connect().gather({future.key: future for future in futures}, errors="skip")
+            errors = {future.key: future.exception() for future in futures if future.key not in fetched}
         except (distributed.CancelledError, OSError) as lost:
             raise InputError(
                 f"the Dask scheduler went away ({lost}); nothing is lost, run the same command again",
                 reason="no-scheduler",
             ) from lost
-        if error is None:
-            result: Outcome = future.result()
-            return result
-        if isinstance(error, KilledWorker):
-            return None
-        raise error
+        for error in errors.values():
+            if error is not None and not isinstance(error, KilledWorker):
+                raise error
+        return [(future, fetched.get(future.key)) for future in futures]
 
     def _run_alone(self, task: Task) -> Outcome:
         started = time.monotonic()
-        future = self._connect().submit(
-            run_within, self._config, task, self._resources.task_timeout_s, pure=False
-        )
+        (future,) = self._start([task])
         distributed.wait(future)
-        outcome = self._outcome(future)
+        ((_, outcome),) = self._outcomes([future])
         if outcome is not None:
             return outcome
         limit = self._resources.task_timeout_s

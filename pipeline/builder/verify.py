@@ -12,12 +12,12 @@ Six questions, each with its findings and what to do about them:
 
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from megafold.cache_store import (
     MAIN_REF,
@@ -27,6 +27,7 @@ from megafold.cache_store import (
     Digest,
     LocalStore,
     Manifest,
+    MissingObject,
     Store,
     audit,
 )
@@ -38,8 +39,12 @@ from megafold.pipeline.builder.processes import process_map
 from megafold.pipeline.builder.recipes import LIBRARIES, VERSIONS, dictionary_identity, options_from_json
 from megafold.pipeline.builder.tasks import StructureTask, Task, WorkerConfig, run_task
 from megafold.pipeline.clusters import choose_clustering
+from megafold.pipeline.corpus import discover
 from megafold.pipeline.manifest import EntryRow, entry_rows, referenced_digests
 from megafold.pipeline.structure import StructureOptions
+
+#: Objects to look at, from which on processes are worth their start.
+_WORTH_PROCESSES: Final = 4096
 
 Level = Literal["error", "stale", "info"]
 Progress = Callable[[int, int], None]
@@ -65,12 +70,14 @@ class Finding:
         return asdict(self)
 
 
-def users(manifest: Manifest) -> dict[str, list[str]]:
-    """Entries by the object that they use; the component library is everybody's and not among them."""
+def users(manifest: Manifest, objects: Set[str]) -> dict[str, list[str]]:
+    """Entries by the object of ``objects`` that they use; the component library is everybody's and not
+    among them.
+    """
     found: dict[str, set[str]] = {}
-    for row in entry_rows(manifest):
+    for row in entry_rows(manifest) if objects else ():
         named = {row.structure, row.pairing} | {d for c in row.chains for d in (c.msa, c.template)}
-        for digest in named - {""}:
+        for digest in named & objects:
             found.setdefault(digest, set()).add(row.entry)
     return {digest: sorted(entries) for digest, entries in found.items()}
 
@@ -87,13 +94,13 @@ def check_store(
             snapshot = store.manifest(digest)
             expected |= referenced_digests(snapshot)
             ledgers.add(str(snapshot.attributes["ledger"]))
-    named = users(manifest) if manifest is not None else {}
     audited = partial(audit, store, expected, quick=quick, progress=progress)
     if workers > 1:
         with process_map(workers) as mapped:
             found = audited(mapper=mapped)
     else:
         found = audited()
+    named = {} if manifest is None else users(manifest, {finding.subject for finding in found})
     return [
         *_nothing_published(store),
         *_lost_ledgers(store, ledgers - {""}),
@@ -152,33 +159,40 @@ def check_versions(manifest: Manifest) -> list[Finding]:
     ]
 
 
-def check_schema(store: Store, manifest: Manifest) -> list[Finding]:
+def check_schema(store: Store, manifest: Manifest, *, workers: int = 1) -> list[Finding]:
     """Every object against the schema and its manifest row. Corrupt ones are :func:`check_store`'s."""
-    findings = []
-    for digest, kind, entry in _expected_kinds(manifest):
-        if not store.has(Digest.parse(digest)):
-            continue
-        try:
-            with store.open(Digest.parse(digest)) as reader:
-                found = reader.attributes.get("kind")
-                if found != kind:
-                    raise schema.SchemaError(f"it is a {found}, the manifest says {kind}")
-                layout = {name: (reader.dtypes[name], reader.shapes[name]) for name in reader.shapes}
-                schema.validate_layout(kind, layout, reader.attributes)
-        except CorruptObject:
-            continue
-        except schema.SchemaError as error:
-            findings.append(
-                Finding(
-                    level="error",
-                    kind="schema",
-                    subject=digest,
-                    message=f"object {digest} of {entry} does not fit the schema: {error}",
-                    action="written by another version; remove the cache folder and build again",
-                    entries=(entry,),
-                )
-            )
-    return findings
+    expected = list(_expected_kinds(manifest))
+    check = partial(_schema_finding, store)
+    if workers > 1 and len(expected) >= _WORTH_PROCESSES:
+        with process_map(workers) as mapped:
+            found = list(mapped(check, expected))
+    else:
+        found = list(map(check, expected))
+    return [finding for finding in found if finding is not None]
+
+
+def _schema_finding(store: Store, expected: tuple[str, str, str]) -> Finding | None:
+    """What is wrong with an object of this digest, kind and entry; None for a lost or damaged one, too."""
+    digest, kind, entry = expected
+    try:
+        with store.open(Digest.parse(digest)) as reader:
+            found = reader.attributes.get("kind")
+            if found != kind:
+                raise schema.SchemaError(f"it is a {found}, the manifest says {kind}")
+            layout = {name: (reader.dtypes[name], reader.shapes[name]) for name in reader.shapes}
+            schema.validate_layout(kind, layout, reader.attributes)
+    except (CorruptObject, MissingObject):
+        return None
+    except schema.SchemaError as error:
+        return Finding(
+            level="error",
+            kind="schema",
+            subject=digest,
+            message=f"object {digest} of {entry} does not fit the schema: {error}",
+            action="written by another version; remove the cache folder and build again",
+            entries=(entry,),
+        )
+    return None
 
 
 def _expected_kinds(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
@@ -209,7 +223,7 @@ def check_corpus(store: Store, manifest: Manifest, sources: Sources) -> list[Fin
                 action="mend that, then verify again",
             )
         ]
-    planner = Planner(sources, options_of(manifest), known)
+    planner = Planner(sources, discover(sources.corpus), options_of(manifest), known)
     built = {row.entry: row for row in entry_rows(manifest)}
     pending = planner.start()
     for task in list(pending):
@@ -316,7 +330,7 @@ def check_recompute(
         dictionary = dictionary_identity(sources)
         worker = WorkerConfig(cache=str(again.path), sources=sources, dictionary=dictionary)
         nothing = Known(again, dictionary)
-        planner = Planner(sources, options_of(manifest), nothing)
+        planner = Planner(sources, discover(sources.corpus), options_of(manifest), nothing)
         for done, entry in enumerate(chosen):
             progress(done, len(chosen))
             if entry in planner.entries and planner.entries[entry].recipe == rows[entry].recipes["structure"]:

@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from megafold.cache_store import Digest, LocalStore, Manifest
+from megafold.pipeline.manifest import chain_column
 
 #: A protein of fewer residues is a peptide, and clustered by identity. AF3 SI 2.5.3.
 PROTEIN_RESIDUES: Final = 10
@@ -170,10 +174,19 @@ def _remembered(
     same = all(attribute.get(name) == value for name, value in clustering.identity.items())
     if not clustering.by_sequence_alone or not same:
         return None
+    names = ("mol_type", "n_residue", "sequence_digest", "cluster")
+    chains = pa.table({name: chain_column(before.table, name) for name in names})
+    clustered = chains.filter(
+        pc.and_(
+            pc.equal(chains["mol_type"], "protein"), pc.greater_equal(chains["n_residue"], PROTEIN_RESIDUES)
+        )
+    )
+    pairs = clustered.group_by(["sequence_digest", "cluster"], use_threads=False).aggregate([])
     placed = {
-        chain["sequence_digest"]: chain["cluster"].removeprefix(_PROTEIN)
-        for chains in before.table.column("chains").to_pylist()
-        for chain in filter(is_clustered, chains)
+        digest: cluster.removeprefix(_PROTEIN)
+        for digest, cluster in zip(
+            pairs["sequence_digest"].to_pylist(), pairs["cluster"].to_pylist(), strict=True
+        )
     }
     return (placed, dict(attribute)) if sorted(placed) == proteins.digests else None
 

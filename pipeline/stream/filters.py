@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from megafold.pipeline.errors import InputError
+from megafold.pipeline.manifest import chain_column
 
 #: What an expression can ask of an entry, beside the manifest's own columns of numbers and text.
 COLUMNS: Final = {
@@ -124,16 +125,13 @@ def _refusal(where: str, why: str) -> InputError:
 
 def _flat(table: pa.Table) -> pa.Table:
     """The manifest as expressions see it, and ``place``, the row's number."""
-    chains = table["chains"].combine_chunks()
-    if isinstance(chains, pa.ChunkedArray):
-        chains = pa.concat_arrays(chains.chunks) if chains.num_chunks else pa.array([], chains.type)
-    lengths = pc.list_value_length(chains).to_numpy(zero_copy_only=False).astype(np.int64)
-    items = chains.flatten()
+    lengths = pc.list_value_length(table["chains"]).to_numpy().astype(np.int64)
+    msa, depths, template = (chain_column(table, name) for name in ("msa", "msa_depth", "template"))
     row = np.repeat(np.arange(len(lengths)), lengths)
-    has_msa = pc.not_equal(items.field("msa"), "").to_numpy(zero_copy_only=False).astype(bool)
-    has_template = pc.not_equal(items.field("template"), "").to_numpy(zero_copy_only=False).astype(bool)
+    has_msa = pc.not_equal(msa, "").to_numpy().astype(bool)
+    has_template = pc.not_equal(template, "").to_numpy().astype(bool)
     depth = np.zeros(len(lengths), np.int64)
-    np.maximum.at(depth, row, np.where(has_msa, items.field("msa_depth").to_numpy(), 0))
+    np.maximum.at(depth, row, np.where(has_msa, depths.to_numpy(), 0))
     n_msa = np.bincount(row[has_msa], minlength=len(lengths))
     kinds = {kind: table[f"n_chain_{kind}"].to_numpy() > 0 for kind in ("protein", "rna", "dna", "ligand")}
     derived = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from megafold.cache_store import Digest, ObjectReader, Store, open_store, read_many
@@ -426,6 +427,8 @@ class _State:
         self.sampler = TargetSampler(snapshot, config.sampling, self.selection)
         with store.open(Digest.parse(str(snapshot.attributes["components"]))) as reader:
             self.library = ComponentLibrary.from_content(reader.read_all())
+        # What reading the manifest and weighing its chains took, every worker would keep for nothing.
+        pa.default_memory_pool().release_unused()
         self.readers: Recent[ObjectReader] = Recent(_OPEN_OBJECTS, discard=lambda reader: reader.close())
         self.orders: KnownOrders = Recent(_KEPT_ORDERS)
         self.entries: Recent[EntryTables] = Recent(

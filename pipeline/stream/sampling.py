@@ -5,7 +5,7 @@ share out the indices (``order.py``).
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from megafold.cache_store import Manifest
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.stream.config import SamplingConfig
+from megafold.pipeline.stream.entry import ranges
 from megafold.pipeline.stream.filters import matching_rows
 from megafold.pipeline.stream.random_streams import RandomStreams
 from megafold.pipeline.stream.split import part_reasons, training_rows
@@ -186,86 +187,112 @@ def target_weights(
     Of clusters that the rows ``known`` have, too, nothing can be drawn: no chain, and no interface if theirs
     are between the same two.
     """
-    everything = table
-    table = table.take(pa.array(rows))
-    chains, chain_row, chain_first = _flatten(table, "chains")
-    interfaces, interface_row, _ = _flatten(table, "interfaces")
+    tables = _chains_and_interfaces(table, rows)
+    chains, interfaces = tables.chains, tables.interfaces
     alpha_of = np.array([*TYPE_WEIGHT.values()])
-    kinds = pc.index_in(chains.field("mol_type"), pa.array(list(TYPE_WEIGHT))).to_numpy(zero_copy_only=False)
+    kinds = pc.index_in(chains["mol_type"], pa.array(list(TYPE_WEIGHT))).to_numpy(zero_copy_only=False)
     alpha = alpha_of[kinds]
-    cluster = _chain_clusters(chains, chain_row)
-    resolved = chains.field("n_resolved").to_numpy() > 0
+    cluster = _chain_clusters(chains, tables.chain_row)
+    resolved = chains["n_resolved"].to_numpy() > 0
 
-    i = chain_first[interface_row] + interfaces.field("chain_i").to_numpy()
-    j = chain_first[interface_row] + interfaces.field("chain_j").to_numpy()
+    i, j = tables.ends("chain_i"), tables.ends("chain_j")
     pair = np.sort(np.stack([cluster[i], cluster[j]], axis=1), axis=1)
-    pair_cluster = _prefer_given(interfaces.field("cluster"), pair[:, 0] * (len(cluster) + 1) + pair[:, 1])
+    pair_cluster = _prefer_given(interfaces["cluster"], pair[:, 0] * (len(cluster) + 1) + pair[:, 1])
 
     is_new, is_new_pair = resolved, resolved[i] & resolved[j]
     if known is not None:
-        names, pair_names = cluster_names(table)
-        old, old_pairs = cluster_names(everything.take(pa.array(known)))
-        is_new = is_new & ~np.isin(names, old)
-        is_new_pair = is_new_pair & ~np.isin(pair_names, old_pairs)
+        names, pair_names = tables.cluster_names()
+        old, old_pairs = _chains_and_interfaces(table, known).cluster_names()
+        is_new = is_new & ~_is_in(names, old)
+        is_new_pair = is_new_pair & ~_is_in(pair_names, old_pairs)
     usable_i = np.flatnonzero(is_new)
     usable_pair = np.flatnonzero(is_new_pair)
     chain_weight = CHAIN_WEIGHT * alpha[usable_i] / _cluster_sizes(cluster[usable_i])
     pair_weight = (alpha[i] + alpha[j])[usable_pair] / _cluster_sizes(pair_cluster[usable_pair])
+    pair_i, pair_j = (interfaces[side].to_numpy()[usable_pair] for side in ("chain_i", "chain_j"))
+    chain_row, interface_row = tables.chain_row[usable_i], tables.interface_row[usable_pair]
     return Targets(
-        row=rows[np.concatenate([chain_row[usable_i], interface_row[usable_pair]])],
-        chain_i=np.concatenate(
-            [
-                usable_i - chain_first[chain_row[usable_i]],
-                interfaces.field("chain_i").to_numpy()[usable_pair],
-            ]
-        ).astype(np.int64),
-        chain_j=np.concatenate(
-            [np.full(len(usable_i), -1), interfaces.field("chain_j").to_numpy()[usable_pair]]
-        ).astype(np.int64),
+        row=rows[np.concatenate([chain_row, interface_row])],
+        chain_i=np.concatenate([usable_i - tables.chain_first[chain_row], pair_i]).astype(np.int64),
+        chain_j=np.concatenate([np.full(len(usable_i), -1), pair_j]).astype(np.int64),
         weight=np.concatenate([chain_weight, INTERFACE_WEIGHT * pair_weight]),
     )
 
 
-def cluster_names(table: pa.Table) -> tuple[NDArray[np.str_], NDArray[np.str_]]:
-    """Names of the clusters of all chains and of all interfaces, comparable between tables.
+@dataclass(frozen=True)
+class _ChainsAndInterfaces:
+    """Chains and interfaces of rows of a manifest, by field: those few that weights need.
 
-    A chain without a cluster has its sequence's name, an interface the two of its chains. Ligands without a
-    cluster share one name: they never are what is new about a structure.
+    ``chain_row``, ``interface_row``: each one's row, a place among the rows asked for; ``chain_first``: each
+    row's first chain.
     """
-    chains, _, chain_first = _flatten(table, "chains")
-    interfaces, interface_row, _ = _flatten(table, "interfaces")
-    given = chains.field("cluster")
-    names = pc.if_else(pc.equal(given, ""), chains.field("sequence_digest"), given)
-    chain_names = np.array(names.to_pylist(), str)
-    ends = np.stack(
-        [
-            chain_names[chain_first[interface_row] + interfaces.field(side).to_numpy()]
-            for side in ("chain_i", "chain_j")
-        ]
-    )
-    ends.sort(axis=0)
-    pairs = np.char.add(np.char.add(ends[0], "|"), ends[1])
-    own = np.array(interfaces.field("cluster").to_pylist(), str)
-    return chain_names, np.where(own == "", pairs, own)
+
+    chains: Mapping[str, pa.Array]
+    chain_row: NDArray[np.int64]
+    chain_first: NDArray[np.int64]
+    interfaces: Mapping[str, pa.Array]
+    interface_row: NDArray[np.int64]
+
+    def ends(self, side: str) -> NDArray[np.int64]:
+        """The chain at one side of each interface."""
+        found: NDArray[np.int64] = self.chain_first[self.interface_row] + self.interfaces[side].to_numpy()
+        return found
+
+    def cluster_names(self) -> tuple[pa.Array, pa.Array]:
+        """Names of the clusters of all chains and of all interfaces, comparable between rows.
+
+        A chain without a cluster has its sequence's name, an interface the two of its chains. Ligands without
+        a cluster share one name: they never are what is new about a structure.
+        """
+        given, own = self.chains["cluster"], self.interfaces["cluster"]
+        names = pc.if_else(pc.equal(given, ""), self.chains["sequence_digest"], given)
+        ends = [names.take(pa.array(self.ends(side))) for side in ("chain_i", "chain_j")]
+        pairs = pc.binary_join_element_wise(pc.min_element_wise(*ends), pc.max_element_wise(*ends), "|")
+        return names, pc.if_else(pc.equal(own, ""), pairs, own)
 
 
-def _flatten(table: pa.Table, name: str) -> tuple[pa.StructArray, NDArray[np.int64], NDArray[np.int64]]:
-    """A column of lists as one array, with each item's row and each row's first item."""
-    column = table[name].combine_chunks()
-    if isinstance(column, pa.ChunkedArray):  # what combining no chunks gives
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
-    return column.flatten(), np.repeat(np.arange(len(lengths)), lengths), np.cumsum(lengths) - lengths
+def _chains_and_interfaces(table: pa.Table, rows: NDArray[np.int64]) -> _ChainsAndInterfaces:
+    names = ("mol_type", "n_resolved", "cluster", "sequence_digest", "entity_id")
+    chains, chain_row, chain_first = _flatten(table["chains"], names, rows)
+    interfaces, interface_row, _ = _flatten(table["interfaces"], ("chain_i", "chain_j", "cluster"), rows)
+    return _ChainsAndInterfaces(chains, chain_row, chain_first, interfaces, interface_row)
 
 
-def _chain_clusters(chains: pa.StructArray, chain_row: NDArray[np.int64]) -> NDArray[np.int64]:
+def _flatten(
+    column: pa.ChunkedArray, names: Sequence[str], rows: NDArray[np.int64]
+) -> tuple[dict[str, pa.Array], NDArray[np.int64], NDArray[np.int64]]:
+    """Fields of lists in some rows, an array each; each item's row, and each row's first item."""
+    lengths = pc.list_value_length(column).to_numpy().astype(np.int64)
+    kind = column.type.value_type
+    items = {
+        name: _joined([chunk.flatten().field(name) for chunk in column.chunks], kind.field(name).type)
+        for name in names
+    }
+    if len(rows) < len(lengths):
+        chosen = pa.array(ranges((np.cumsum(lengths) - lengths)[rows], lengths[rows]))
+        items, lengths = {name: item.take(chosen) for name, item in items.items()}, lengths[rows]
+    return items, np.repeat(np.arange(len(lengths)), lengths), np.cumsum(lengths) - lengths
+
+
+def _joined(chunks: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+    if len(chunks) == 1:
+        return chunks[0]
+    return pa.concat_arrays(chunks) if chunks else pa.array([], kind)
+
+
+def _is_in(names: pa.Array, known: pa.Array) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = pc.is_in(names, known).to_numpy(zero_copy_only=False).astype(bool)
+    return found
+
+
+def _chain_clusters(chains: Mapping[str, pa.Array], chain_row: NDArray[np.int64]) -> NDArray[np.int64]:
     """A number for each chain; chains of one cluster share it."""
-    sequence = chains.field("sequence_digest")
+    sequence = chains["sequence_digest"]
     has_none = pc.equal(sequence, "").to_numpy(zero_copy_only=False).astype(bool)
-    entity = chains.field("entity_id").to_numpy().astype(np.int64)
+    entity = chains["entity_id"].to_numpy().astype(np.int64)
     copies = _renumber(chain_row * (int(entity.max(initial=0)) + 1) + entity)
     codes = np.where(has_none, -1 - copies, _codes(sequence))
-    return _renumber(_prefer_given(chains.field("cluster"), codes))
+    return _renumber(_prefer_given(chains["cluster"], codes))
 
 
 def _prefer_given(given: pa.Array, fallback: NDArray[np.int64]) -> NDArray[np.int64]:

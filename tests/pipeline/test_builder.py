@@ -9,12 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from megafold.cache_store import JSON, MAIN_REF, Digest, LocalStore, MissingManifest, WriteFailed
+from megafold.cache_store import (
+    JSON,
+    MAIN_REF,
+    Digest,
+    LocalStore,
+    Manifest,
+    MissingManifest,
+    WriteFailed,
+)
 from megafold.cli.main import group
 from megafold.pipeline.builder.config import BuildConfig, FailureLimit, Resources, Sources
 from megafold.pipeline.builder.engine import Build, BuildReport
@@ -438,7 +447,8 @@ def test_file_edited_during_a_build_is_never_another_files_result(built, corpus,
     expected = build(corpus, tmp_path / "expected").manifest
 
     def edited_just_now(sequence, mol_type, files):
-        file.write_text(second)
+        if file in files:
+            file.write_text(second)
         return honest(sequence, mol_type, files)
 
     cache = tmp_path / "cache"
@@ -613,3 +623,92 @@ def test_failure_limit_reads_numbers_and_shares():
     for text in ("many", "-1", "101%", "1.5", ""):
         with pytest.raises(InputError, match="max-failures"):
             FailureLimit.parse(text)
+
+
+def test_corpus_is_listed_once(built, sample, monkeypatch):
+    from megafold.pipeline.builder import config, engine
+
+    listed = []
+    honest = engine.discover
+
+    def listing(corpus):
+        listed.append(corpus)
+        return honest(corpus)
+
+    for module in (config, engine):
+        monkeypatch.setattr(module, "discover", listing)
+    sources = Sources(corpus=sample / "structures", alignments=sample / "alignments")
+    sources = sources.with_templates_from_corpus()
+    assert sources.template_structures == (sample / "structures",)
+    asked = BuildConfig(sources=sources, cache=built[0], resources=Resources(workers=0))
+    assert Build(asked, BuildProgress(quiet=True)).run().computed == {}
+    assert listed == [sample / "structures"]
+
+
+def test_unchanged_snapshot_is_hashed_once(built, sample, monkeypatch):
+    hashed = []
+    honest = Manifest.digest
+
+    def digest(manifest):
+        hashed.append(manifest)
+        return honest(manifest)
+
+    monkeypatch.setattr(Manifest, "digest", digest)
+    report = build(sample, built[0])
+    assert report.manifest == built[1].manifest
+    assert len(hashed) == 1
+
+
+def test_journal_is_no_limit_to_how_many_tasks_end_in_a_second(sample, tmp_path, monkeypatch):
+    from megafold.cache_store import journal
+    from megafold.pipeline.builder import engine
+
+    synced: Counter[str] = Counter()
+    honest = os.fsync
+
+    def sync(file):
+        synced[Path(f"/proc/self/fd/{file}").resolve().suffix] += 1
+        honest(file)
+
+    monkeypatch.setattr(journal.os, "fsync", sync)
+    monkeypatch.setattr(engine, "_SYNC_EVERY_S", 1e9)
+    report = build(sample, tmp_path / "cache")
+    assert sum(report.computed.values()) > 2 * ENTRIES
+    assert 1 <= synced[".jsonl"] <= 2  # when it is made, and when it is closed
+
+
+def test_hit_list_of_a_sequence_that_entries_share_is_parsed_once(corpus, tmp_path, monkeypatch):
+    from megafold.pipeline.builder import planner
+
+    structures = corpus / "structures"
+    folder = next(path for path in sorted((corpus / "alignments").iterdir()) if list(path.glob("hmmsearch*")))
+    alone = build(corpus, tmp_path / "alone")
+    rows = entry_rows(LocalStore.at(tmp_path / "alone").manifest())
+    entry = next(
+        row.entry for row in rows for chain in row.chains if chain.sequence_digest.startswith(folder.name)
+    )
+    for copy in ("x1cp", "x2cp"):
+        shutil.copy(structures / f"{entry}.cif.gz", structures / f"{copy}.cif.gz")
+    parsed = []
+    honest = planner.hit_entries
+
+    def hit_entries(path):
+        parsed.append(path)
+        return honest(path)
+
+    monkeypatch.setattr(planner, "hit_entries", hit_entries)
+    report = build(corpus, tmp_path / "cache")
+    assert report.computed["template"] == alone.computed["template"]
+    assert len(parsed) == len(set(parsed))
+    shared = {row.entry: row for row in entry_rows(LocalStore.at(tmp_path / "cache").manifest())}
+    recipes = {name: recipe for name, recipe in shared[entry].recipes.items() if name.startswith("template")}
+    assert recipes
+    for copy in ("x1cp", "x2cp"):
+        assert {name: shared[copy].recipes[name] for name in recipes} == recipes
+        assert [chain.template for chain in shared[copy].chains] == [c.template for c in shared[entry].chains]
+
+    broken = next(folder.glob("hmmsearch*"))
+    broken.write_bytes(broken.read_bytes()[:-9])
+    report = build(corpus, tmp_path / "cache")
+    failed = {failure["entry"] for failure in report.failures if failure["stage"] == "template"}
+    assert failed == {entry, "x1cp", "x2cp"}  # all that need it, not the first alone

@@ -123,3 +123,21 @@ def test_tables_that_cannot_be_used(tmp_path, text, reason):
 @pytest.mark.corpus
 def test_the_real_corpus(corpus_dir):
     assert len(discover(corpus_dir / "structures")) == 81
+
+
+def test_no_file_of_a_folder_is_asked_for_by_itself(tmp_path, monkeypatch):
+    """On a network's file system each question takes a while, and a mirror of the PDB has 240 000 files."""
+    touch(*(tmp_path / f"{number}abc.cif" for number in range(3)), tmp_path / "ab" / "9xyz.cif.gz")
+    (tmp_path / "8lnk.cif").symlink_to(tmp_path / "0abc.cif")
+    (tmp_path / "7gon.cif").symlink_to(tmp_path / "nowhere")
+    asked = []
+    honest = Path.stat
+
+    def stat(path, **how):
+        asked.append(path.name)
+        return honest(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    found = [source.entry for source in discover(tmp_path)]
+    assert found == ["0abc", "1abc", "2abc", "8lnk", "9xyz"]
+    assert {name for name in asked if name.endswith((".cif", ".gz"))} == {"8lnk.cif", "7gon.cif"}

@@ -1,11 +1,15 @@
 import hashlib
+import tracemalloc
 
 import pyarrow as pa
 import pytest
 
+from megafold.pipeline import manifest as manifest_module
 from megafold.pipeline.manifest import (
     MANIFEST_SCHEMA,
+    EntryRow,
     ManifestError,
+    chain_column,
     entry_rows,
     manifest_from_rows,
     referenced_digests,
@@ -132,3 +136,49 @@ def test_another_format_is_refused():
     other = type(manifest)(table=pa.table({"entry": ["x"]}), attributes=manifest.attributes)
     with pytest.raises(ManifestError, match="rebuild the cache"):
         list(entry_rows(other))
+
+
+def test_named_objects_are_found_without_a_row_in_python(monkeypatch):
+    rows = [entry_row(f"{number}abc", pairing=hexdigest("pairing")) for number in range(3)]
+    rows.append(entry_row("9lig", chains=[chain_row(msa="", mol_type="ligand")], interfaces=[]))
+    manifest = manifest_from_rows(rows, attributes())
+    monkeypatch.setattr(EntryRow, "from_mapping", None)
+    expected = {hexdigest(name) for name in ("0abc", "1abc", "2abc", "9lig", "pairing", "msa", "template")}
+    assert {str(digest) for digest in referenced_digests(manifest)} == {
+        *expected,
+        manifest.attributes["components"],
+    }
+
+
+def test_rows_are_objects_in_python_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(manifest_module, "_ROWS_AT_A_TIME", 2)
+    titles = [f"{number}" * 100_000 for number in range(40)]
+    rows = (entry_row(f"{number:02d}ab", title=title) for number, title in enumerate(titles))
+    manifest = manifest_from_rows(rows, attributes())
+    tracemalloc.start()
+    try:
+        found = [hexdigest(row.title) for row in entry_rows(manifest)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == [hexdigest(title) for title in titles]
+    assert peak < sum(map(len, titles)) / 4
+
+
+def test_parts_make_the_same_table(monkeypatch):
+    rows = [entry_row(f"{number}abc") for number in range(7)]
+    whole = manifest_from_rows(rows, attributes())
+    monkeypatch.setattr(manifest_module, "_ROWS_AT_A_TIME", 3)
+    parts = manifest_from_rows(reversed(rows), attributes())
+    assert parts.digest() == whole.digest()
+    assert parts.table.equals(whole.table)
+    assert list(entry_rows(parts)) == list(entry_rows(whole))
+    assert chain_column(parts.table, "msa").to_pylist() == [hexdigest("msa")] * 14
+    with pytest.raises(ManifestError, match="3abc assembly 1: two rows"):
+        manifest_from_rows([*rows, rows[3]], attributes())
+
+
+def test_empty_manifest_names_the_component_library_alone():
+    manifest = manifest_from_rows([], attributes())
+    assert list(entry_rows(manifest)) == []
+    assert {str(digest) for digest in referenced_digests(manifest)} == {manifest.attributes["components"]}

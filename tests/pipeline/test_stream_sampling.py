@@ -5,6 +5,7 @@ from dataclasses import asdict
 from fractions import Fraction
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from megafold.pipeline.errors import InputError
@@ -254,3 +255,42 @@ def test_settings_come_back_from_what_json_makes_of_them():
         sampling=SamplingConfig(entries=("1abc",), max_resolution=3, released_before="2021-09-30"),
     )
     assert StreamConfig.from_mapping(json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_weights_take_a_few_columns_of_the_manifest():
+    """Of 250 000 entries, all of the others would be copied for each process."""
+    data = manifest(
+        entry("1aaa", [chain(), chain("rna", "UUUU"), chain("ligand", "")], [(0, 1, ""), (1, 2, "")]),
+        entry("2bbb", [chain(sequence="CCCC"), chain("dna", "GGGG")], [(0, 1, "")]),
+        entry("3ccc", [chain(), chain(cluster="protein:x")], [(0, 1, "")]),
+    )
+    names = {
+        "chains": ("mol_type", "n_resolved", "cluster", "sequence_digest", "entity_id"),
+        "interfaces": ("chain_i", "chain_j", "cluster"),
+    }
+    columns = {
+        column: [
+            [{name: item[name] for name in wanted} for item in row] for row in data.table[column].to_pylist()
+        ]
+        for column, wanted in names.items()
+    }
+    for rows, known in (([0, 1, 2], None), ([2, 0], None), ([2], [0, 1]), ([0, 2], [1])):
+        chosen, before = np.array(rows), None if known is None else np.array(known)
+        expected = target_weights(data.table, chosen, before)
+        found = target_weights(pa.table(columns), chosen, before)
+        for name in ("row", "chain_i", "chain_j", "weight"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_weights_of_a_table_in_several_chunks_are_those_of_one():
+    rows = [
+        entry(f"{n}aaa", [chain(sequence="A" * (4 + n // 2)), chain("ligand", "")], [(0, 1, "")])
+        for n in range(5)
+    ]
+    data = manifest(*rows)
+    chunks = pa.concat_tables([data.table.slice(0, 2), data.table.slice(2, 1), data.table.slice(3)])
+    assert chunks["chains"].num_chunks == 3
+    for chosen in (np.arange(5), np.array([4, 1])):
+        one, several = target_weights(data.table, chosen), target_weights(chunks, chosen)
+        for name in ("row", "chain_i", "chain_j", "weight"):
+            np.testing.assert_array_equal(getattr(several, name), getattr(one, name))

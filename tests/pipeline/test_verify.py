@@ -56,7 +56,8 @@ def test_healthy_cache_has_no_findings(built, sample):
 def test_fifty_bit_flips_are_all_found_and_named(cache, quick):
     objects = sorted((cache / "objects").rglob("*.zarr.zip"))
     rng = random.Random(7)
-    users = verify.users(LocalStore.at(cache).manifest())
+    names = {path.name.removesuffix(".zarr.zip") for path in objects}
+    users = verify.users(LocalStore.at(cache).manifest(), names)
     for _ in range(50):
         path = rng.choice(objects)
         healthy = path.read_bytes()
@@ -229,3 +230,11 @@ def test_a_damaged_library_hides_no_other_finding(cache, sample):
     status, findings = run_verify(cache, "--corpus", str(sample / "structures"))
     assert status == 1
     assert {finding["kind"] for finding in findings} == {"corrupt-object", "unchecked"}
+
+
+def test_rows_are_gone_through_for_findings_alone(cache, monkeypatch):
+    def refuse(_):
+        raise AssertionError("a row was read")
+
+    monkeypatch.setattr(verify, "entry_rows", refuse)
+    assert store_findings(cache, True) == []

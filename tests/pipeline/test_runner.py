@@ -1,0 +1,105 @@
+"""The order of tasks, and how outcomes are fetched from a cluster."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from distributed.scheduler import KilledWorker
+
+from megafold.pipeline.builder import runner as runner_module
+from megafold.pipeline.builder.config import Resources, Sources
+from megafold.pipeline.builder.runner import DaskRunner, LocalRunner
+from megafold.pipeline.builder.tasks import Outcome, StructureTask, WorkerConfig
+from megafold.pipeline.errors import InputError
+from megafold.pipeline.structure import StructureOptions
+
+
+@pytest.fixture
+def config(tmp_path) -> WorkerConfig:
+    return WorkerConfig(cache=str(tmp_path), sources=Sources(corpus=tmp_path), dictionary="")
+
+
+def task(name: str, tmp_path) -> StructureTask:
+    return StructureTask(
+        recipe=name, label=name, entry=name, path=tmp_path / name, options=StructureOptions()
+    )
+
+
+def test_what_an_outcome_makes_possible_goes_before_what_waits(config, tmp_path, monkeypatch):
+    """Else the further tasks of all entries would wait in memory until the last structure is done."""
+    ran = []
+
+    def run_task(_, task):
+        ran.append(task.label)
+        return Outcome(result={})
+
+    monkeypatch.setattr(runner_module, "run_task", run_task)
+    further = {"a": ["a1", "a2"], "b": ["b1"], "a2": ["a2x"]}
+    with LocalRunner(config) as runner:
+        runner.run(
+            [task("a", tmp_path), task("b", tmp_path), task("c", tmp_path)],
+            lambda done, _: [task(name, tmp_path) for name in further.get(done.label, ())],
+        )
+    assert ran == ["a", "a1", "a2", "a2x", "b", "b1", "c"]
+
+
+@dataclass(eq=False)
+class EndedFuture:
+    """A task that has ended, on a worker that takes its time to answer."""
+
+    key: str
+    error: Exception | None = None
+    asked: int = 0
+
+    def exception(self) -> Exception | None:
+        self.asked += 1
+        return self.error
+
+    def result(self) -> Outcome:
+        raise AssertionError("results are fetched together")
+
+
+@dataclass
+class Cluster:
+    """What the runner sees of a cluster whose tasks have ended."""
+
+    gathered: list[list[str]] = field(default_factory=list)
+
+    def gather(self, futures, errors):
+        assert errors == "skip"
+        self.gathered.append(sorted(futures))
+        return {key: Outcome(result={"of": key}) for key, future in futures.items() if future.error is None}
+
+
+def outcomes(config, futures, cluster: Any):
+    runner = DaskRunner(config, Resources(workers=2))
+    runner._client = cluster
+    return runner._outcomes(futures)
+
+
+def test_outcomes_of_tasks_that_have_ended_are_fetched_at_once(config):
+    worker: Any = "tcp://worker"
+    killed = KilledWorker("b", worker, 0)
+    futures, cluster = [EndedFuture("a"), EndedFuture("b", killed), EndedFuture("c")], Cluster()
+    found = outcomes(config, futures, cluster)
+    assert [(future.key, outcome and outcome.result) for future, outcome in found] == [
+        ("a", {"of": "a"}),
+        ("b", None),
+        ("c", {"of": "c"}),
+    ]
+    assert cluster.gathered == [["a", "b", "c"]]
+    assert [future.asked for future in futures] == [0, 1, 0]
+
+
+def test_error_of_a_task_that_is_no_outcome_ends_the_build(config):
+    with pytest.raises(ZeroDivisionError):
+        outcomes(config, [EndedFuture("a"), EndedFuture("b", ZeroDivisionError("b"))], Cluster())
+
+
+def test_lost_scheduler_is_told(config):
+    class Gone(Cluster):
+        def gather(self, futures, errors):
+            raise OSError("connection refused")
+
+    with pytest.raises(InputError, match=r"scheduler went away \(connection refused\)"):
+        outcomes(config, [EndedFuture("a")], Gone())
