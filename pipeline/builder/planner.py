@@ -293,10 +293,9 @@ class Planner:
             )
         if files.hits and chain["mol_type"] == "protein":
             hits = (sequence, *self._named_digests(files.hits))
+            # Hit lists are long, and a sequence may be that of hundreds of entries.
             asked_before = self._template_recipes.get(hits)
-            if (
-                asked_before is not None
-            ):  # hit lists are long, and a sequence may be that of hundreds of entries
+            if asked_before is not None:
                 plan.recipes[f"template:{entity}"] = asked_before
                 self.users[asked_before].add(plan.source.entry)
                 return

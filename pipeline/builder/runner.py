@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import resource_tracker
 from types import TracebackType
@@ -220,6 +220,11 @@ class DaskRunner:
         try:
             fetched = self._connect().gather({future.key: future for future in futures}, errors="skip")
             errors = {future.key: future.exception() for future in futures if future.key not in fetched}
+            for future in futures:
+                if future.key not in fetched and errors[future.key] is None:
+                    # Its worker died, or the scheduler, after it had ended: this asks again, or says so.
+                    with suppress(KilledWorker):
+                        fetched[future.key] = future.result()
         except (distributed.CancelledError, OSError) as lost:
             raise InputError(
                 f"the Dask scheduler went away ({lost}); nothing is lost, run the same command again",

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from distributed import CancelledError
 from distributed.scheduler import KilledWorker
 
 from megafold.pipeline.builder import runner as runner_module
@@ -49,6 +50,7 @@ class EndedFuture:
 
     key: str
     error: Exception | None = None
+    lost: Exception | None = None
     asked: int = 0
 
     def exception(self) -> Exception | None:
@@ -56,7 +58,8 @@ class EndedFuture:
         return self.error
 
     def result(self) -> Outcome:
-        raise AssertionError("results are fetched together")
+        assert self.lost is not None, "results are fetched together"
+        raise self.lost
 
 
 @dataclass
@@ -68,7 +71,11 @@ class Cluster:
     def gather(self, futures, errors):
         assert errors == "skip"
         self.gathered.append(sorted(futures))
-        return {key: Outcome(result={"of": key}) for key, future in futures.items() if future.error is None}
+        return {
+            key: Outcome(result={"of": key})
+            for key, future in futures.items()
+            if future.error is future.lost is None
+        }
 
 
 def outcomes(config, futures, cluster: Any):
@@ -103,3 +110,17 @@ def test_lost_scheduler_is_told(config):
 
     with pytest.raises(InputError, match=r"scheduler went away \(connection refused\)"):
         outcomes(config, [EndedFuture("a")], Gone())
+
+
+def test_cancelled_task_is_no_dead_worker(config):
+    """A failure of the entry's in the ledger would be wrong: the scheduler has gone."""
+    lost = EndedFuture("b", lost=CancelledError("b"))
+    with pytest.raises(InputError, match="scheduler went away"):
+        outcomes(config, [EndedFuture("a"), lost], Cluster())
+
+
+def test_task_whose_result_went_with_its_worker_is_run_again(config):
+    worker: Any = "tcp://worker"
+    lost = EndedFuture("b", lost=KilledWorker("b", worker, 0))
+    found = outcomes(config, [EndedFuture("a"), lost], Cluster())
+    assert [outcome and outcome.result for _, outcome in found] == [{"of": "a"}, None]
