@@ -1,8 +1,9 @@
 """Compiles kernels for GPUs that are not there, as launches would specialise them."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -94,12 +95,15 @@ _ROW_WIDE: Final = frozenset({"norm_weight", "norm_bias", "norm_parts", "parts",
 def compile_for(
     target: str, function: Any, pointers: Mapping[str, str], constants: Mapping[str, Any], **options: int
 ) -> CompiledKernel:
-    """``pointers``: types of the pointer arguments; arguments in neither mapping are integers of 64 bits.
+    """``pointers``: types of the pointer arguments; arguments in neither mapping are integers of 32 bits.
 
-    A constant None makes a float; strides along channels are 1 and pointers are aligned, as in the model.
+    A constant None makes a float; strides along channels are 1, other strides and pointers are multiples of
+    16, and for AMD GPUs tensors have less than 2 GiB, as in the model.
     """
-    signature, fixed, aligned = {}, {}, {}
-    for index, name in enumerate(function.arg_names):
+    signature, fixed, known = {}, {}, {}
+    multiple = ["tt.divisibility", 16]
+    near = [["tt.pointer_range", 32]] if TARGETS[target].backend == "hip" else []
+    for index, (name, parameter) in enumerate(zip(function.arg_names, function.params, strict=True)):
         if name in constants and constants[name] is None:
             signature[name] = "fp32"
         elif name in constants or name.endswith("_d"):
@@ -107,10 +111,12 @@ def compile_for(
             fixed[(index,)] = constants.get(name, 1)
         elif name in pointers:
             signature[name] = pointers[name]
-            aligned[(index,)] = [["tt.divisibility", 16]]
+            known[(index,)] = [multiple, *near]
         else:
-            signature[name] = "i64"
-    source = ASTSource(function, signature=signature, constexprs=fixed, attrs=aligned)
+            signature[name] = "i32"
+            if name != "H" and not parameter.do_not_specialize:
+                known[(index,)] = [multiple]
+    source = ASTSource(function, signature=signature, constexprs=fixed, attrs=known)
     return compile(source, target=TARGETS[target], options=options)
 
 
@@ -249,6 +255,27 @@ _WIDEST: Final[tuple[tuple[Family[Any], dict[int, tuple[int, ...]]], ...]] = (
     (adaln_tiles.FAMILY, {2: (8192,), 4: (8192,)}),
 )
 FAMILIES: Final = {family.name: (family, widest) for family, widest in _WIDEST}
+
+
+class Residence(NamedTuple):
+    """Registers of a thread, bytes that it spills, and how many waves share a SIMD."""
+
+    registers: int
+    spilled: int
+    waves: float
+
+
+def residence(made: CompiledKernel) -> Residence:
+    """By what the compiled code says of itself, on gfx90a and gfx942.
+
+    A SIMD has 512 registers a thread, which go to waves in eights, and room for 8 waves; four share 64 KiB.
+    """
+    about = re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s*(\d+)", made.asm["amdgcn"])
+    found = {name: int(value) for name, value in about}
+    registers, warps, shared = found["vgpr_count"], made.metadata.num_warps, made.metadata.shared
+    by_registers = min(8, 512 // (-(-max(registers, 1) // 8) * 8)) * 4 // warps
+    programs = min(by_registers, 65536 // shared if shared else by_registers)
+    return Residence(registers, found["private_segment_fixed_size"], programs * warps / 4)
 
 
 def compile_source(target: str, source: Source, **options: int) -> CompiledKernel:

@@ -14,7 +14,7 @@ from megafold.trainer.kernels.transition import kernel as transition
 from tests.trainer.kernels_interpreter import check_in_interpreter
 from tests.trainer.kernels_targets import SHARED_MEMORY, TARGETS, compile_source, row_source
 
-CHECKS = [Path(__file__).with_name(f"kernels_{name}.py") for name in ("judging", "rowwise")]
+CHECKS = [Path(__file__).with_name(f"kernels_{name}.py") for name in ("judging", "rowwise", "vendors")]
 compiles = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET is set")
 
 

@@ -30,7 +30,14 @@ from megafold.trainer.kernels.transition import tiles as transition
 from megafold.trainer.kernels.triangle_multiplication import tiles as triangle_multiplication
 from megafold.trainer.kernels.tune_problems import BY_LENGTH, PROBLEMS, Problem
 from tests.trainer import kernels_targets
-from tests.trainer.kernels_targets import SHARED_MEMORY, SOURCES, TARGETS, compile_source, every_tile
+from tests.trainer.kernels_targets import (
+    SHARED_MEMORY,
+    SOURCES,
+    TARGETS,
+    compile_source,
+    every_tile,
+    residence,
+)
 
 TILE = {"bq": 16, "bk": 32, "rows": 1, "warps": 4, "stages": 1, "registers": None}
 ROLES = ("forward", "query", "query_bias", "key", "bias")
@@ -52,8 +59,18 @@ def test_every_architecture_has_a_table_of_all_families():
             assert family.known(target)
             assert all(set(each.tiles) == set(family.roles) for each in found.kernels[name]), name
     for target in ("cuda:80", "hip:gfx90a", "hip:gfx942"):
-        assert not any(each.tuned for entries in table(target).kernels.values() for each in entries)
+        entries = [each for entries in table(target).kernels.values() for each in entries]
+        assert not any("device" in each.tuned for each in entries)
     assert all("H200" in each.tuned["device"] for each in table("cuda:90").kernels["transition"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_tile_asks_for_what_the_compiler_does_not_know(target, family):
+    unknown = "maxnreg" if target.startswith("hip") else "matrix_instr_nonkdim"
+    known, _ = kernels_targets.FAMILIES[family]
+    for _, _, found in known.known(target):
+        assert not any(unknown in getattr(found, role).options() for role in known.roles)
 
 
 @compiles
@@ -61,12 +78,18 @@ def test_every_architecture_has_a_table_of_all_families():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_tile_compiles_and_fits(target, family):
+    known, _ = kernels_targets.FAMILIES[family]
+    tabled = {getattr(found, role) for _, _, found in known.known(target) for role in known.roles}
     for itemsize, channels, role, tile in every_tile(family, target):
         if itemsize == 4 and target != "hip:gfx942":
             continue  # products in full precision take ten seconds each to compile; once is enough
         source = SOURCES[family](role, tile, itemsize, channels, True)
         made = compile_source(target, source, **tile.options())
         assert made.metadata.shared <= SHARED_MEMORY[target], (role, tile, channels)
+        if target.startswith("hip") and itemsize == 2 and tile in tabled:
+            _, spilled, waves = residence(made)
+            assert spilled == 0, (role, tile, channels)
+            assert waves >= 2, (role, tile, channels)
 
 
 def test_the_bucket_of_the_longest_length_that_fits_is_taken():
@@ -80,10 +103,10 @@ def test_the_bucket_of_the_longest_length_that_fits_is_taken():
 
 def test_tiles_on_hopper_are_those_that_were_measured():
     forward = transition.tiles("cuda:90", 2, 128).forward
-    assert astuple(forward) == (64, 32, 4, 3, True, 168, 2)
+    assert astuple(forward) == (64, 32, 4, 3, True, 168, 2, None)
     assert forward.options() == {"num_warps": 4, "num_stages": 3, "maxnreg": 168}
     weights = triangle_multiplication.tiles("cuda:90", torch.float16, 64).weight_gradient
-    assert astuple(weights) == (64, 32, 4, 3, 3, 168, False, False)
+    assert astuple(weights) == (64, 32, 4, 3, 3, 168, False, False, None)
     narrow = layernorm_linear.tiles("cuda:90", 2, 128, outputs=16)
     assert narrow != layernorm_linear.tiles("cuda:90", 2, 128, outputs=17)
     assert narrow.weight.programs == 4

@@ -5,7 +5,7 @@ of the keys masked; 48 noised copies of the tokens for adaptive layer norm.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any, Final
@@ -85,6 +85,17 @@ def _caps() -> Sequence[int | None]:
     return (None,) if torch.version.hip else _REGISTERS
 
 
+def _warps() -> Sequence[int]:
+    """Warps to try: AMD's have twice the threads, so two of them do what four do elsewhere."""
+    return (2, 4, 8) if torch.version.hip else (4, 8)
+
+
+def _with_instructions(tiles: Iterable[Any]) -> list[Any]:
+    """Each tile, on AMD GPUs with either size of the matrix instructions."""
+    sizes = (None, 16) if torch.version.hip else (None,)
+    return [replace(tile, instruction=size) for tile in tiles for size in sizes]
+
+
 def _fetches() -> bool:
     """Whether the GPU has an instruction that fetches into the cache."""
     return not torch.version.hip
@@ -103,8 +114,10 @@ def _multiprocessors() -> int:
 
 
 def _attention_candidates(rows: Iterable[int], registers: Iterable[int | None]) -> list[attention_tiles.Tile]:
-    shapes = product((32, 64, 128), (32, 64, 128), rows, (4, 8), (1, 2, 3), registers)
-    return [attention_tiles.Tile(*shape) for shape in shapes if shape[0] * shape[1] <= 64 * 128]
+    shapes = product((32, 64, 128), (32, 64, 128), rows, _warps(), (1, 2, 3), registers)
+    return _with_instructions(
+        attention_tiles.Tile(*shape) for shape in shapes if shape[0] * shape[1] <= 64 * 128
+    )
 
 
 def attention_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
@@ -152,8 +165,8 @@ def _same(run: Run) -> Run:
 def _position_candidates(
     columns: Iterable[int], programs: Iterable[int], *, fetch: bool = False
 ) -> list[output_tiles.Tile]:
-    shapes = product((16, 32, 64, 128), columns, (4, 8), (1, 2, 3), programs)
-    return [output_tiles.Tile(*shape, fetch) for shape in shapes]
+    shapes = product((16, 32, 64, 128), columns, _warps(), (1, 2, 3), programs)
+    return _with_instructions(output_tiles.Tile(*shape, fetch) for shape in shapes)
 
 
 def projection_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
@@ -206,8 +219,8 @@ def output_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
 def _transition_candidates(
     hidden: Iterable[int], registers: Iterable[int | None], held: Iterable[bool], resident: Iterable[int]
 ) -> list[transition_tiles.Tile]:
-    shapes = product((64, 128), hidden, (4, 8), (1, 2, 3, 4), held, registers, resident)
-    return [transition_tiles.Tile(*shape) for shape in shapes]
+    shapes = product((64, 128), hidden, _warps(), (1, 2, 3, 4), held, registers, resident)
+    return _with_instructions(transition_tiles.Tile(*shape) for shape in shapes)
 
 
 def transition_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
@@ -238,8 +251,8 @@ def transition_problem(dtype: torch.dtype, channels: int, length: int) -> Proble
 def _multiplication_candidates(
     resident: Iterable[int], columns: Iterable[int] = (32, 64, 128), *, fetch: bool = False
 ) -> list[multiplication_tiles.Tile]:
-    shapes = product((32, 64, 128), columns, (4, 8), (1, 2, 3, 4), resident, _caps())
-    return [multiplication_tiles.Tile(*shape, fetch=fetch) for shape in shapes]
+    shapes = product((32, 64, 128), columns, _warps(), (1, 2, 3, 4), resident, _caps())
+    return _with_instructions(multiplication_tiles.Tile(*shape, fetch=fetch) for shape in shapes)
 
 
 def multiplication_problem(dtype: torch.dtype, channels: int, length: int) -> Problem:
@@ -357,9 +370,11 @@ def linear_problem(
             "weight": lambda: linear.backward(grad, x, parameters, of_weight),
         }),
         {
-            "forward": [linear_tiles.Tile(*shape) for shape in shapes],
-            "input": [linear_tiles.Tile(*shape) for shape in shapes],
-            "weight": [linear_tiles.Tile(*shape, programs) for shape in shapes for programs in (1, 2, 4)],
+            "forward": _with_instructions(linear_tiles.Tile(*shape) for shape in shapes),
+            "input": _with_instructions(linear_tiles.Tile(*shape) for shape in shapes),
+            "weight": _with_instructions(
+                linear_tiles.Tile(*shape, programs) for shape in shapes for programs in (1, 2, 4)
+            ),
         },
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from megafold.trainer.kernels.products import LN2, LOG2E, LOG2E_REST, add_product, product_t
+from megafold.trainer.kernels.vendors import narrowed
 
 #: Numbers that differ from length to length: nothing is compiled anew for one. Strides of rows are multiples
 #: of 16 at every length, IP and JP of 128, and stay known to be.
@@ -200,7 +201,7 @@ def forward_kernel(
             p = _power(s - top[:, None], WIDE)
             fade = _power(old_tops[n] - top, WIDE)
             totals += (old_totals[n] * fade + tl.sum(p, 1),)
-            accs += (add_product(old_accs[n] * fade[:, None], p.to(vt.dtype), vt, PRECISION),)
+            accs += (add_product(old_accs[n] * fade[:, None], narrowed(p, vt.dtype), vt, PRECISION),)
             tops += (top,)
     for n in tl.static_range(ROWS):
         r = (first_r + n).to(tl.int64)
@@ -300,7 +301,7 @@ def query_gradient_kernel(
                 line = delta + ((b * R + r) * H + h) * IP + first_i + i
                 tl.store(line, correction, mask=first_i + i < tl.where(NJ <= BK, NI, 0))
             ds = p * (dp - correction[:, None])
-            accs += (add_product(old_accs[n], ds.to(kt.dtype), kt, PRECISION),)
+            accs += (add_product(old_accs[n], narrowed(ds, kt.dtype), kt, PRECISION),)
             if BIAS_GRADIENT:
                 db_tile += ds
         if BIAS_GRADIENT:
@@ -365,9 +366,9 @@ def key_gradient_kernel(
             if HAS_BIAS:
                 s += b_tile
             p = _weights(s, logs, WIDE, 1)
-            dvs += (add_product(old_dvs[n], p.to(gt.dtype), gt, PRECISION),)
+            dvs += (add_product(old_dvs[n], narrowed(p, gt.dtype), gt, PRECISION),)
             ds = p * (product_t(values[n], gt, PRECISION) - correction[None, :])
-            dks += (add_product(old_dks[n], ds.to(qt.dtype), qt, PRECISION),)
+            dks += (add_product(old_dks[n], narrowed(ds, qt.dtype), qt, PRECISION),)
     for n in tl.static_range(ROWS):
         r = (first_r + n).to(tl.int64)
         inside = first_j + j < tl.where(r < R, NJ, 0)

@@ -23,6 +23,9 @@ _MASK_ROWS: Final = 16
 #: Programs that fill the largest GPU a few times over; the bias gradient splits its rows to have as many.
 _ENOUGH_PROGRAMS: Final = 1024
 
+#: Where float32 is added to memory by loops that compare and swap, each number by itself.
+_SWAPPING: Final = ("hip:gfx90a",)
+
 #: Launches remembered for a kernel: far more than a model's shapes.
 _REMEMBERED: Final = 1024
 #: Sizes and strides of a tensor, or strides alone.
@@ -88,6 +91,14 @@ def padded(length: int) -> int:
 def line_length(queries: int, dtype: torch.dtype) -> int:
     """What ``lse`` holds of a row: one number for each query, two in float32."""
     return padded(queries) * (2 if dtype == torch.float32 else 1)
+
+
+def adds_bias_gradient(device: torch.device) -> bool:
+    """Whether the queries' kernel adds the bias's gradient to memory; if not, a kernel of its own sums it.
+
+    Added in no fixed order it is not repeatable, and not every GPU is quick at it.
+    """
+    return not torch.are_deterministic_algorithms_enabled() and architecture(device) not in _SWAPPING
 
 
 @cache

@@ -11,6 +11,7 @@ from megafold.trainer.kernels.evoattention.launches import (
     UNIT,
     Saved,
     Wanted,
+    adds_bias_gradient,
     attend,
     in_bytes,
     key_gradient,
@@ -55,7 +56,7 @@ def _backward_of_queries(
     grad: Tensor, saved: Saved, bias: Tensor | None, dq: Tensor, needs_bias: bool
 ) -> tuple[Tensor, Tensor]:
     """Fills ``dq``; what :func:`query_gradient` returns. Bias and mask are prepared anew, not kept."""
-    added = needs_bias and not torch.are_deterministic_algorithms_enabled()
+    added = needs_bias and adds_bias_gradient(grad.device)
     lengths = (saved.q.shape[3], saved.k.shape[3])
     ready = prepare(bias, saved.mask, saved.q, Wanted(plain=True, zeros=added), lengths)
     saved = saved._replace(masked=ready.masked)

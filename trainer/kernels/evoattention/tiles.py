@@ -6,14 +6,14 @@ from typing import Final
 
 import torch
 
-from megafold.trainer.kernels.tables import Family, table
+from megafold.trainer.kernels.tables import Family, launch_options, table
 
 
 @dataclass(frozen=True)
 class Tile:
     """BQ queries by BK keys of ``rows`` rows at a time, and how a program runs.
 
-    ``registers`` caps those of a thread, so that more programs share a multiprocessor; None: no cap.
+    ``registers`` and ``instruction``: see :func:`~megafold.trainer.kernels.tables.launch_options`.
     """
 
     bq: int
@@ -22,11 +22,11 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
+    instruction: int | None = None
 
     def options(self) -> dict[str, int]:
         """What a launch takes of it beside the kernel's own parameters."""
-        options = {"num_warps": self.warps, "num_stages": self.stages}
-        return options if self.registers is None else options | {"maxnreg": self.registers}
+        return launch_options(self.warps, self.stages, self.registers, self.instruction)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from megafold.trainer.kernels.dealing import (
 )
 from megafold.trainer.kernels.fetching import fetch
 from megafold.trainer.kernels.products import LOG2E, add_product, plus, product, product_t, sigmoid
+from megafold.trainer.kernels.vendors import narrowed, quotient
 
 
 @triton.jit
@@ -28,7 +29,7 @@ def _sigmoid(x, WIDE: tl.constexpr):
     if WIDE:
         return sigmoid(x)
     else:
-        return 1.0 / (1.0 + tl.exp2(x * -LOG2E))
+        return quotient(1.0, 1.0 + tl.exp2(x * -LOG2E))
 
 
 @triton.jit(do_not_specialize=["R", "N"])
@@ -53,7 +54,7 @@ def forward_kernel(
         weight + c[:, None] * (H * D) + k[None, :], mask=(c < C)[:, None] & (k < H * D)[None, :], other=0.0
     )
     g = _sigmoid(tl.load(g_tile, mask=present, other=0.0).to(tl.float32), w.dtype == tl.float32)
-    u = (g * tl.load(x_tile, mask=present, other=0.0).to(tl.float32)).to(w.dtype)
+    u = narrowed(g * tl.load(x_tile, mask=present, other=0.0).to(tl.float32), w.dtype)
     y = product_t(u, w, PRECISION, 32)
     written = inside & (c < C)[None, :]
     if HAS_KEEP:
@@ -147,7 +148,7 @@ def backward_kernel(
         du = product(dy, w, PRECISION, 32)
         g = _sigmoid(g.to(tl.float32), dtype == tl.float32)
         u = g * x_tile.to(tl.float32)
-        dw = add_product(dw, tl.trans(dy), u.to(dtype), PRECISION)
+        dw = add_product(dw, tl.trans(dy), narrowed(u, dtype), PRECISION)
         y_place = b * y_b + r * y_r + start * y_n + (n_k[:, None] * y_n + (c_k // D * y_h + c_k % D))
         tl.store(dx + y_place, gathered((du * g).to(dx.dtype.element_ty), DEAL), mask=present)
         w_place = b * w_b + r * w_r + start * w_n + (n_k[:, None] * w_n + (c_k // D * w_h + c_k % D))

@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from megafold.trainer.kernels.tables import Family
+from megafold.trainer.kernels.tables import Family, launch_options
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Tile:
     ``programs``: how many there are, of kernels that keep sums over many tiles. The gated output takes all
     columns forward; backward, columns / ``columns`` programs share the positions.
     ``fetch``: the next tile is fetched into the L2 cache, by its backward alone; NVIDIA GPUs alone.
+    ``instruction``: see :func:`~megafold.trainer.kernels.tables.launch_options`.
     """
 
     rows: int
@@ -23,10 +24,11 @@ class Tile:
     stages: int
     programs: int
     fetch: bool = False
+    instruction: int | None = None
 
     def options(self) -> dict[str, int]:
         """What a launch takes of it beside the kernel's own parameters."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        return launch_options(self.warps, self.stages, instruction=self.instruction)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from megafold.trainer.kernels.layernorm.kernel import load_channels, load_rows, standardised, store_rows
+from megafold.trainer.kernels.vendors import narrowed
 
 
 @triton.jit
@@ -57,7 +58,7 @@ def forward_kernel(
     """One program: BM rows, all outputs."""
     first = tl.program_id(0) * BM
     tile = _normalised(x, norm_weight, norm_bias, first, x_row, M, C, BM, EPS, HAS_NORM_BIAS)
-    tile = tile.to(weight.dtype.element_ty)
+    tile = narrowed(tile, weight.dtype.element_ty)
     row = tl.arange(0, BM)
     lines = out + tl.cast(first, tl.int64) * OUT
     for start in range(0, OUT, BO):
@@ -116,7 +117,7 @@ def weight_gradient_kernel(
     for first in range(split * BM, M, splits * BM):
         grad = _load_outputs(dout, first, start, M, OUT, BM, BO)
         tile = _normalised(x, norm_weight, norm_bias, first, x_row, M, C, BM, EPS, HAS_NORM_BIAS)
-        acc = tl.dot(tl.trans(grad), tile.to(grad.dtype), acc)
+        acc = tl.dot(tl.trans(grad), narrowed(tile, grad.dtype), acc)
         if HAS_BIAS:
             bias_acc += tl.sum(grad.to(tl.float32), 0)
     o, c = start + tl.arange(0, BO), tl.arange(0, C)

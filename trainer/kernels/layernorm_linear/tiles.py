@@ -6,7 +6,7 @@ Few outputs (a pair bias, say) are a family of their own: one block holds them a
 from dataclasses import dataclass
 from typing import Final
 
-from megafold.trainer.kernels.tables import Family
+from megafold.trainer.kernels.tables import Family, launch_options
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Tile:
     """``rows`` by ``outputs`` at a time.
 
     ``programs``: of the weight's kernel, on a multiprocessor.
+    ``instruction``: see :func:`~megafold.trainer.kernels.tables.launch_options`.
     """
 
     rows: int
@@ -21,10 +22,11 @@ class Tile:
     warps: int
     stages: int
     programs: int = 2
+    instruction: int | None = None
 
     def options(self) -> dict[str, int]:
         """What a launch takes of it beside the kernel's own parameters."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        return launch_options(self.warps, self.stages, instruction=self.instruction)
 
 
 @dataclass(frozen=True, kw_only=True)

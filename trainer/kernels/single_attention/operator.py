@@ -18,6 +18,7 @@ from megafold.trainer.kernels.evoattention.launches import (
     UNIT,
     Saved,
     Wanted,
+    adds_bias_gradient,
     attend,
     in_bytes,
     key_gradient,
@@ -179,7 +180,7 @@ def _attention_gradients(
 ) -> Tensor:
     """Fills the first three quarters of ``dprojected``; returns dBias [B, N, N, H]."""
     n = sizes.n
-    wanted = Wanted(transposed=True, zeros=not torch.are_deterministic_algorithms_enabled(), again=True)
+    wanted = Wanted(transposed=True, zeros=adds_bias_gradient(dattended.device), again=True)
     ready = prepare(kept.prepared, mask, kept.projected, wanted, (n, n))
     q, k, v, _ = sizes.heads(kept.projected)
     dq, dk, dv, _ = sizes.heads(dprojected)

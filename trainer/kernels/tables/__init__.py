@@ -29,6 +29,20 @@ _REMEMBERED: Final = 8192
 Tiles = TypeVar("Tiles")
 
 
+def launch_options(
+    warps: int, stages: int, registers: int | None = None, instruction: int | None = None
+) -> dict[str, int]:
+    """What a launch takes of a tile beside the kernel's own parameters.
+
+    registers: caps those of a thread, so that more programs share a multiprocessor: NVIDIA GPUs alone.
+    instruction: rows of the matrix instructions, 16 or 32: AMD GPUs alone. None: the compiler's choice.
+    """
+    options = {
+        "num_warps": warps, "num_stages": stages, "maxnreg": registers, "matrix_instr_nonkdim": instruction
+    }  # fmt: skip
+    return {name: value for name, value in options.items() if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """Tiles by role, for inputs of ``bytes`` an element, ``channels`` and lengths from ``length`` on.

@@ -31,6 +31,7 @@ import triton.language as tl
 from megafold.trainer.kernels.dealing import dealt, pinned
 from megafold.trainer.kernels.layernorm.kernel import load_channels, standardised, store_rows
 from megafold.trainer.kernels.products import LOG2E
+from megafold.trainer.kernels.vendors import narrowed
 
 
 @triton.jit
@@ -121,7 +122,7 @@ def forward_kernel(
         in_rows = tl.load(weight_in + ((start + picked)[:, None] * C + c[None, :]))
         out_columns = tl.load(weight_out + (c[:, None] * H + (start + n)[None, :]))
         gate, value = _part(tl.dot(tile, tl.trans(in_rows)), BM, BH)
-        hidden = (gate * _sigmoid(gate) * value).to(dtype)
+        hidden = narrowed(gate * _sigmoid(gate) * value, dtype)
         acc = tl.dot(hidden, tl.trans(out_columns), acc)
     if RESIDUAL:
         # Read again, for the last time, which tells the compiler that it is another load: kept, it would fill
@@ -161,12 +162,12 @@ def input_gradient_kernel(
         dhidden = tl.dot(grad, out_columns)
         sigmoid = _sigmoid(gate)
         swish = gate * sigmoid
-        dvalue = (dhidden * swish).to(dtype)
-        dgate = (dhidden * value * (sigmoid + swish * (1.0 - sigmoid))).to(dtype)
+        dvalue = narrowed(dhidden * swish, dtype)
+        dgate = narrowed(dhidden * value * (sigmoid + swish * (1.0 - sigmoid)), dtype)
         dboth = _unite(dgate, dvalue, BM, BH)
         if WEIGHTS:
             _store_strip(lines, 2 * start, dboth, 3 * H, BM, 2 * BH)
-            _store_strip(lines, 2 * H + start, (swish * value).to(dtype), 3 * H, BM, BH)
+            _store_strip(lines, 2 * H + start, narrowed(swish * value, dtype), 3 * H, BM, BH)
         if INPUT:
             acc = tl.dot(dboth, in_rows, acc)
     if INPUT:

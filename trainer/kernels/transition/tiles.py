@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from megafold.trainer.kernels.tables import Family
+from megafold.trainer.kernels.tables import Family, launch_options
 
 
 @dataclass(frozen=True)
@@ -11,8 +11,8 @@ class Tile:
     """``rows`` by ``hidden`` channels at a time.
 
     ``held``: the rows stay in registers, in the matrix units' layout, and not in shared memory.
-    ``registers`` caps those of a thread, so that more programs share a multiprocessor; None: no cap.
     ``resident``: programs that a multiprocessor runs at once.
+    ``registers`` and ``instruction``: see :func:`~megafold.trainer.kernels.tables.launch_options`.
     """
 
     rows: int
@@ -22,11 +22,11 @@ class Tile:
     held: bool = False
     registers: int | None = None
     resident: int = 2
+    instruction: int | None = None
 
     def options(self) -> dict[str, int]:
         """What a launch takes of it beside the kernel's own parameters."""
-        options = {"num_warps": self.warps, "num_stages": self.stages}
-        return options if self.registers is None else options | {"maxnreg": self.registers}
+        return launch_options(self.warps, self.stages, self.registers, self.instruction)
 
 
 @dataclass(frozen=True, kw_only=True)

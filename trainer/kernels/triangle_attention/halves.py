@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from megafold.trainer.kernels.evoattention.launches import (
     Saved,
     Wanted,
+    adds_bias_gradient,
     attend,
     key_gradient,
     prepare,
@@ -121,7 +122,7 @@ class _Attend(torch.autograd.Function):
         dq, dk, dv, dgates = dprojected.unbind()
         dattended = torch.empty_like(attended)
         ctx.way.dw_out = gated_gradients(grad, Layout(attended, gates), weight_out, keep, dattended, dgates)
-        wanted = Wanted(transposed=True, zeros=not torch.are_deterministic_algorithms_enabled(), again=True)
+        wanted = Wanted(transposed=True, zeros=adds_bias_gradient(grad.device), again=True)
         ready = prepare(prepared, mask, projected, wanted, (n, n))
         saved = Saved(q, k, v, ready.masked, attended, lse, mask)
         delta, dbias = query_gradient(dattended, saved, prepared, dq, ready.dbias, needs_bias=True)

@@ -15,6 +15,7 @@ import triton.language as tl
 from megafold.trainer.kernels.dealing import pinned
 from megafold.trainer.kernels.layernorm.kernel import row_mean, standardised
 from megafold.trainer.kernels.products import add_kept, add_product_kept, product_t
+from megafold.trainer.kernels.vendors import narrowed
 
 #: Numbers that differ from length to length: nothing is compiled anew for one. Strides are multiples of C.
 _SIZES = ["R", "N"]
@@ -55,7 +56,7 @@ def project_kernel(
     standard, _ = standardised(x, C, CP, EPS)
     scale = tl.load(norm_weight + c, mask=c < C, other=0.0).to(tl.float32)
     shift = tl.load(norm_bias + c, mask=c < C, other=0.0).to(tl.float32)
-    normed = (standard * scale[None, :] + shift[None, :]).to(weight.dtype.element_ty)
+    normed = narrowed(standard * scale[None, :] + shift[None, :], weight.dtype.element_ty)
     target = projected + (b * R + r) * (N * HD) + tl.cast(first, tl.int64) * D + n[:, None] * D
     for start in range(0, 4 * HD, BN):
         column = start + tl.arange(0, BN)
@@ -166,7 +167,7 @@ def input_gradient_kernel(
         # Read for each tile: kept, the two would fill registers all the way.
         scale = tl.load(norm_weight + c, mask=known, other=0.0).to(tl.float32)
         shift = tl.load(norm_bias + c, mask=known, other=0.0).to(tl.float32)
-        normed = (standard * scale[None, :] + shift[None, :]).to(dtype)
+        normed = narrowed(standard * scale[None, :] + shift[None, :], dtype)
         dw, dw_lost = add_product_kept(dw, dw_lost, tl.trans(db), normed, PRECISION)
         earlier = c < tl.where(tile < tl.num_programs(0), 0, C)
         _add_to(sums, own + c, dn * standard, earlier, known, dtype == tl.float32)
@@ -214,7 +215,7 @@ def weight_gradient_kernel(
         source = z + b * z_b + r * z_r + start * z_n + (n[:, None] * z_n + c[None, :])
         x = tl.load(source, mask=inside[:, None] & known[None, :], other=0.0).to(tl.float32)
         standard, _ = standardised(x, C, CP, EPS)
-        normed = (standard * scale[None, :] + shift[None, :]).to(dprojected.dtype.element_ty)
+        normed = narrowed(standard * scale[None, :] + shift[None, :], dprojected.dtype.element_ty)
         line = dprojected + (b * R + r) * (N * HD) + start * D + n[:, None] * D
         d = tl.load(line + place[None, :], mask=inside[:, None] & real[None, :], other=0.0)
         dw, dw_lost = add_product_kept(dw, dw_lost, tl.trans(d), normed, PRECISION)

@@ -11,6 +11,7 @@ from megafold.trainer.kernels.evoattention.launches import (
     UNIT,
     Saved,
     Wanted,
+    adds_bias_gradient,
     attend,
     in_bytes,
     key_gradient,
@@ -97,7 +98,7 @@ def _backward(
     kept = None if keep is None else _rows(keep, starting)
     dw_out = gated_gradients(grad, Layout(attended, gates), weight_out, kept, dattended, dgates)
     mask = _rows(mask, starting)
-    wanted = Wanted(transposed=True, zeros=not torch.are_deterministic_algorithms_enabled(), again=True)
+    wanted = Wanted(transposed=True, zeros=adds_bias_gradient(z.device), again=True)
     ready = prepare(prepared, mask, projected, wanted, (n, n))
     saved = Saved(q, k, v, ready.masked, attended, lse, mask)
     delta, dbias = query_gradient(dattended, saved, prepared, dq, ready.dbias, needs_bias=True)

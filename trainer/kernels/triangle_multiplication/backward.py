@@ -41,6 +41,7 @@ from megafold.trainer.kernels.triangle_multiplication.gates import (
     split_columns,
     split_rows,
 )
+from megafold.trainer.kernels.vendors import narrowed
 
 # Below what Q is: branches on it are always taken, which the compiler does not know.
 _NONE = tl.constexpr(-1)
@@ -90,11 +91,12 @@ def _output_gradient(
     if DROPPED > 0:
         grad *= kept.to(tl.float32)
     grad = scattered(grad, ROWS, DEAL) * gate
-    dtile = add_product(dtile, grad.to(dtype), matrix, PRECISION)
-    opened = gathered(grad.to(dtype), DEAL)
+    narrow = narrowed(grad, dtype)
+    dtile = add_product(dtile, narrow, matrix, PRECISION)
+    opened = gathered(narrow, DEAL)
     store_positions(dvalue, opened, first, local, channels, R, Z, EVEN)
     grad *= shifted(value, shift[None, :]) * (gate * LN2 - LN2)
-    grad = gathered(grad.to(dtype), DEAL)
+    grad = gathered(narrowed(grad, dtype), DEAL)
     store_positions(dgate, grad, first, local, channels, R, Z, EVEN)
     return dtile
 
@@ -219,7 +221,7 @@ def input_gradient_kernel(
         grad *= gate * valid[:, None]
         opening = grad * value * (gate * LN2 - LN2)
         if dtype.primitive_bitwidth == 16:
-            both = join_columns(grad.to(dtype), opening.to(dtype), BLOCK, ROWS)
+            both = join_columns(narrowed(grad, dtype), narrowed(opening, dtype), BLOCK, ROWS)
             dnormal = add_product(dnormal, both, matrix, PRECISION)
         else:
             value_matrix, gate_matrix = split_rows(matrix, BLOCK, Z)

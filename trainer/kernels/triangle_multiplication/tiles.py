@@ -8,19 +8,20 @@ from typing import Final
 
 import torch
 
-from megafold.trainer.kernels.tables import Family
+from megafold.trainer.kernels.tables import Family, launch_options
 
 
 @dataclass(frozen=True)
 class Tile:
     """``rows`` positions by ``channels`` at a time, and how a program runs.
 
-    ``resident``: how many programs share a multiprocessor, of the kernels that keep sums and of held forms;
-    ``registers`` caps those of a thread, None: no cap. ``held``: as many programs as are resident go through
-    all positions, with the matrices in shared memory: of the projections and, in 2 bytes, of the input's
-    gradient, whatever ``channels`` says; without the cap, of the output's gradient where the matrices are
-    four tiles of ``channels``. ``fetch``: what is read later is fetched into the L2 cache when a program
-    begins, or during the block before. NVIDIA GPUs alone have both, but for held projections of float32.
+    ``resident``: how many programs share a multiprocessor, of the kernels that keep sums and of held forms.
+    ``registers`` and ``instruction``: see :func:`~megafold.trainer.kernels.tables.launch_options`. ``held``:
+    as many programs as are resident go through all positions, with the matrices in shared memory: of the
+    projections and, in 2 bytes, of the input's gradient, whatever ``channels`` says; without the cap of
+    registers, of the output's gradient where the matrices are four tiles of ``channels``. ``fetch``: what is
+    read later is fetched into the L2 cache when a program begins, or during the block before. NVIDIA GPUs
+    alone have both, but for held projections of float32.
     """
 
     rows: int
@@ -31,11 +32,11 @@ class Tile:
     registers: int | None = None
     held: bool = False
     fetch: bool = False
+    instruction: int | None = None
 
     def options(self) -> dict[str, int]:
         """What a launch takes of it beside the kernel's own parameters."""
-        options = {"num_warps": self.warps, "num_stages": self.stages}
-        return options if self.registers is None else options | {"maxnreg": self.registers}
+        return launch_options(self.warps, self.stages, self.registers, self.instruction)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from megafold.trainer.kernels.triangle_multiplication.blocks import (
     load_positions,
 )
 from megafold.trainer.kernels.triangle_multiplication.gates import RUN, gated, join_rows, shifted, split_rows
+from megafold.trainer.kernels.vendors import narrowed
 
 # Numbers that Triton shall not compile variants for.
 _COUNTS = ["Q", "blocks", "parts"]
@@ -58,7 +59,8 @@ def weight_gradient_kernel(
             total, total_lost = add_kept(total, total_lost, tl.sum(both, 1))
         else:
             total += tl.sum(both, 1)
-        product, product_lost = add_product_kept(product, product_lost, both.to(dtype), normal, PRECISION)
+        both = narrowed(both, dtype)
+        product, product_lost = add_product_kept(product, product_lost, both, normal, PRECISION)
     line = part * (2 * C2) + m
     tl.store(products + line[:, None] * Z + k[None, :], product)
     tl.store(sums + line, total)
