@@ -7,7 +7,7 @@ import torch
 import triton
 
 from megafold.trainer import ops
-from megafold.trainer.kernels.evoattention import kernel, operator
+from megafold.trainer.kernels.evoattention import kernel, launches, operator
 from megafold.trainer.kernels.evoattention.tiles import tiles
 from tests.trainer.kernels_interpreter import check_in_interpreter
 from tests.trainer.kernels_targets import SHARED_MEMORY, SOURCES, TARGETS, compile_for, compile_source
@@ -49,3 +49,13 @@ def test_without_a_gpu_the_reference_runs_and_the_report_says_so():
     with ops.use_backend("triton"):
         assert torch.equal(ops.evoattention(q, q, q), ops.evoattention.naive(q, q, q))
         assert "device cpu" in ops.backend_report()["evoattention"]
+
+
+@compiles
+@pytest.mark.parametrize("target", [name for name in TARGETS if name.startswith("hip")])
+def test_nothing_is_added_by_loops_that_compare_and_swap(target, monkeypatch):
+    tile = tiles(target, torch.bfloat16, 32, 384).query_bias
+    source = SOURCES["evoattention"]("query_bias", tile, 2, 32, True)
+    code = compile_source(target, source, **tile.options()).asm["amdgcn"]
+    monkeypatch.setattr(launches, "architecture", lambda _: target)
+    assert launches.adds_bias_gradient(torch.device("cuda")) == ("cmpswap" not in code)
