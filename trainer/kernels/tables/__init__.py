@@ -47,7 +47,8 @@ def launch_options(
 class Entry:
     """Tiles by role, for inputs of ``bytes`` an element, ``channels`` and lengths from ``length`` on.
 
-    ``tuned``: on what GPU, with which versions and at what length they were measured; empty: they were not.
+    ``tuned``: on what GPU, with which versions and at what length they were measured, or by what else
+    they were chosen; empty: they fit everywhere.
     """
 
     bytes: int
