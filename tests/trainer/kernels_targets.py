@@ -15,6 +15,7 @@ from megafold.trainer.kernels.evoattention import kernel as attention
 from megafold.trainer.kernels.evoattention import tiles as attention_tiles
 from megafold.trainer.kernels.gated_output import kernel as output
 from megafold.trainer.kernels.gated_output import tiles as output_tiles
+from megafold.trainer.kernels.launch import OPTIONS
 from megafold.trainer.kernels.layernorm import kernel as layernorm
 from megafold.trainer.kernels.layernorm import tiles as layernorm_tiles
 from megafold.trainer.kernels.layernorm_linear import kernel as linear
@@ -117,7 +118,7 @@ def compile_for(
             if name != "H" and not parameter.do_not_specialize:
                 known[(index,)] = [multiple]
     source = ASTSource(function, signature=signature, constexprs=fixed, attrs=known)
-    return compile(source, target=TARGETS[target], options=options)
+    return compile(source, target=TARGETS[target], options={**OPTIONS, **options})
 
 
 def pointer(itemsize: int) -> str:
