@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
-# Test files that run at the same time.
-JOBS ?= 2
+# Test files that run at the same time: one more than two cores, as some wait for processes of theirs.
+JOBS ?= 3
 # Waiting threads soon sleep instead of spinning: tests and loaders run several processes on the same cores.
 export GOMP_SPINCOUNT ?= 2000
 .PHONY: help env demo test test-quick test-adapters check format docs clean

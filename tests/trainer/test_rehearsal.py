@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 
 from megafold.trainer.kernels.ahead import compile_ahead
-from megafold.trainer.kernels.launch import Launch, only_compile
+from megafold.trainer.kernels.launch import OPTIONS, Launch, only_compile
 from megafold.trainer.model.primitives import run_block
 from megafold.trainer.rehearsal import rehearsal, rehearsed
 
@@ -46,7 +46,7 @@ def test_a_kernel_is_compiled_with_what_it_will_be_launched_with():
     launch(x)
     (first, *compiled), (second, *launched) = kernel.calls
     assert (first, second) == ("compiled", "launched")
-    assert compiled == launched == [(x, 5, 0.5), {"C": 16, "num_warps": 4}]
+    assert compiled == launched == [(x, 5, 0.5), {"C": 16, **OPTIONS, "num_warps": 4}]
 
 
 def test_what_other_lengths_will_take_is_compiled_with_it():
@@ -56,8 +56,8 @@ def test_what_other_lengths_will_take_is_compiled_with_it():
     with only_compile(made):
         launch(torch.ones(3))
     assert [options for _, _, options in kernel.calls] == [
-        {"EVEN": True, "num_warps": 4},
-        {"EVEN": False, "num_warps": 4},
+        {"EVEN": True, **OPTIONS, "num_warps": 4},
+        {"EVEN": False, **OPTIONS, "num_warps": 4},
     ]
     launch(torch.ones(3))
     assert len(kernel.calls) == 3
