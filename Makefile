@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
-# Test files that run at the same time: one more than two cores, as some wait for processes of theirs.
-JOBS ?= 3
+# Test files that run at the same time.
+JOBS ?= 2
 # Waiting threads soon sleep instead of spinning: tests and loaders run several processes on the same cores.
 export GOMP_SPINCOUNT ?= 2000
-.PHONY: help env demo test test-quick test-adapters check format docs clean
+.PHONY: help env demo test test-exhaustive test-quick test-adapters check format docs clean
 
 help:  ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,7 +25,10 @@ demo: env  ## Sample corpus, build, verify, stream, train; pictures in demo/
 	$(BIN)/python -m megafold.demo $(DEMO)
 
 test: env check  ## Linters, types, import directions, tests
-	$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile --durations=15
+	$(BIN)/python -m pytest -q -m 'not exhaustive' --numprocesses $(JOBS) --dist loadfile --durations=15
+
+test-exhaustive: env  ## Five minutes more: 500 components of the dictionary
+	$(BIN)/python -m pytest -q -m exhaustive
 
 test-quick: env  ## The tests without the slow ones
 	$(BIN)/python -m pytest -q -m 'not slow'

@@ -22,7 +22,7 @@ from megafold.pipeline.chemistry.reference import ReferenceComponent
 from megafold.pipeline.schema import RefOrigin
 from tests.pipeline.component_sample_worker import SLOW, open_dictionary, reference
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 SIZE, LARGEST, WITH_METAL = 500, 50, 68
 #: Bonds over the sum of Cordero's covalent radii, which gemmi has.
