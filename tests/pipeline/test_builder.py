@@ -124,7 +124,7 @@ def test_killed_twice_and_resumed_gives_the_same_manifest(built, sample, tmp_pat
     finished = journal_lines(cache)
     report = build(sample, cache)
     assert report.manifest == built[1].manifest
-    assert sum(report.reused.values()) >= finished - 1
+    assert sum(report.reused.values()) >= finished - 2  # each kill may tear a line
     assert list(LocalStore.at(cache).journals()) == []
 
 
