@@ -25,6 +25,13 @@ NO_FILTERS = StructureOptions(
     max_polymer_chains=0,
 )
 
+#: What a row of ``_struct_conn`` says of a bond without alternates, symmetry or a distance.
+PARTNERS = (
+    "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
+    "ptnr1_label_atom_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_auth_seq_id "
+    "ptnr2_label_atom_id"
+)
+
 
 @cache
 def dictionary() -> ComponentDictionary:

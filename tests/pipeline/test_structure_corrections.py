@@ -8,7 +8,7 @@ import pytest
 
 from megafold.pipeline.schema import BondKind, MolType
 from megafold.pipeline.structure.renaming import older_names
-from tests.pipeline.structure_files import NO_FILTERS, CifFile, definition, make
+from tests.pipeline.structure_files import NO_FILTERS, PARTNERS, CifFile, definition, make
 
 
 def with_methionines(*codes):
@@ -71,12 +71,7 @@ def test_bonds_of_selenomethionine_stay(tmp_path):
     file = with_methionines("GLY", "MSE", "GLY")
     file.loop("_entity", "id type", "2 non-polymer")
     file.atom("ZN", "ZN", "B", ".", (18, 9, 0), element=30, entity="2")
-    items = (
-        "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
-        "ptnr1_label_atom_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_auth_seq_id "
-        "ptnr2_label_atom_id"
-    )
-    file.loop("_struct_conn", items, "1 metalc A MSE 2 2 SE B ZN . 1 ZN")
+    file.loop("_struct_conn", PARTNERS, "1 metalc A MSE 2 2 SE B ZN . 1 ZN")
     assert make(file.write(tmp_path)).bonds() == [("0:MET.SD", "1:ZN.ZN", BondKind.METAL)]
 
 
@@ -136,12 +131,7 @@ def test_a_bond_follows_the_exchanged_nitrogen(tmp_path):
     file = arginine(tmp_path, True)
     file.loop("_entity", "id type", "2 non-polymer")
     file.atom("ZN", "ZN", "B", ".", (0, 30, 0), element=30, entity="2")
-    items = (
-        "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
-        "ptnr1_label_atom_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_auth_seq_id "
-        "ptnr2_label_atom_id"
-    )
-    file.loop("_struct_conn", items, "1 metalc A ARG 2 2 NH1 B ZN . 1 ZN")
+    file.loop("_struct_conn", PARTNERS, "1 metalc A ARG 2 2 NH1 B ZN . 1 ZN")
     assert make(file.write(tmp_path)).bonds() == [("0:ARG.NH2", "1:ZN.ZN", BondKind.METAL)]
 
 

@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 from megafold.pipeline.errors import StructureError
 from megafold.pipeline.structure import StructureOptions
 from megafold.pipeline.structure.neighbours import interfaces
-from tests.pipeline.structure_files import NO_FILTERS, TWO_FOLD, CifFile, make
+from tests.pipeline.structure_files import NO_FILTERS, PARTNERS, TWO_FOLD, CifFile, make
 
 
 def peptide(file, asym, count, *, at=(0, 0, 0), entity="1", step=3.8, total=None):
@@ -126,12 +126,7 @@ def test_ion_on_a_symmetry_axis_is_there_once_though_bonded(tmp_path):
     file.atom("ZN", "ZN", "B", ".", (0, 0, 0), element=30, entity="2")
     file.loop("_pdbx_struct_assembly_gen", "assembly_id oper_expression asym_id_list", "1 1,2 A,B")
     file.loop(*TWO_FOLD)
-    items = (
-        "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
-        "ptnr1_label_atom_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_auth_seq_id "
-        "ptnr2_label_atom_id"
-    )
-    file.loop("_struct_conn", items, "1 metalc A ALA 1 1 N B ZN . 1 ZN")
+    file.loop("_struct_conn", PARTNERS, "1 metalc A ALA 1 1 N B ZN . 1 ZN")
     made = make(file.write(tmp_path), StructureOptions())
     assert made.labels == ["A", "B", "A"]
     assert made.attributes["filtered"]["clashing_chains"] == 1
@@ -144,12 +139,7 @@ def test_covalent_ligand_of_few_atoms_is_no_clash(tmp_path):
     pos = [float(value) for value in first[10:13]]
     file.atom("C", "ACE", "B", ".", (pos[0] - 1.35, pos[1], pos[2]), entity="2")
     file.atom("O", "ACE", "B", ".", (pos[0] - 2.6, pos[1], pos[2]), element=8, entity="2")
-    items = (
-        "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
-        "ptnr1_label_atom_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_auth_seq_id "
-        "ptnr2_label_atom_id"
-    )
-    file.loop("_struct_conn", items, "1 covale A ALA 1 1 N B ACE . 1 C")
+    file.loop("_struct_conn", PARTNERS, "1 covale A ALA 1 1 N B ACE . 1 C")
     assert make(file.write(tmp_path), StructureOptions()).labels == ["A", "B"]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from megafold.pipeline.schema import RESTYPES, BondKind, MolType
 from megafold.pipeline.structure import StructureOptions
-from tests.pipeline.structure_files import CifFile, definition, make
+from tests.pipeline.structure_files import PARTNERS, CifFile, definition, make
 
 
 def chain(codes, kind, step=9):
@@ -132,12 +132,7 @@ def test_metal_of_a_cluster_keeps_its_atoms(tmp_path):
     file.loop("_entity", "id type", "2 non-polymer")
     sulfur = definition("CYS").ideal_pos[definition("CYS").atom_index["SG"]] + (18, 0, 0)
     file.add("SF4", "B", at=sulfur + (0, 0, 2.3) - definition("SF4").ideal_pos[0], entity="2")
-    items = (
-        "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
-        "ptnr1_label_atom_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_auth_seq_id "
-        "ptnr2_label_atom_id"
-    )
-    file.loop("_struct_conn", items, "1 metalc A CYS 2 2 SG B SF4 . 1 FE1")
+    file.loop("_struct_conn", PARTNERS, "1 metalc A CYS 2 2 SG B SF4 . 1 FE1")
     made = make(file.write(tmp_path))
     assert made.bonds() == [("0:CYS.SG", "1:SF4.FE1", BondKind.METAL)]
     assert len(made.names(3)) == 8
@@ -156,12 +151,7 @@ def test_metal_coordination_costs_no_terminal_atom(tmp_path):
     file.atom(
         "V", "VO4", "B", ".", vanadate.ideal_pos[vanadate.atom_index["V"]] + shift, element=23, entity="2"
     )
-    items = (
-        "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
-        "ptnr1_label_atom_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_auth_seq_id "
-        "ptnr2_label_atom_id"
-    )
-    file.loop("_struct_conn", items, "1 metalc A HIS 2 2 NE2 B VO4 . 1 V")
+    file.loop("_struct_conn", PARTNERS, "1 metalc A HIS 2 2 NE2 B VO4 . 1 V")
     made = make(file.write(tmp_path))
     assert made.bonds() == [("0:HIS.NE2", "1:VO4.V", BondKind.METAL)]
     assert made.names(3) == ["V", "O1", "O2", "O3", "O4"]

@@ -5,14 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.pipeline.structure_files import NO_FILTERS, CifFile, definition, make
+from tests.pipeline.structure_files import NO_FILTERS, PARTNERS, CifFile, definition, make
 
 TOLD_ALONE = replace(NO_FILTERS, infer_bonds=False)
-PARTNERS = (
-    "id conn_type_id ptnr1_label_asym_id ptnr1_label_comp_id ptnr1_label_seq_id ptnr1_auth_seq_id "
-    "ptnr1_label_atom_id ptnr2_label_asym_id ptnr2_label_comp_id ptnr2_label_seq_id ptnr2_auth_seq_id "
-    "ptnr2_label_atom_id"
-)
 
 
 def heavy_names(code):
