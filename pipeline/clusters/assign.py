@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from megafold.cache_store import Digest, LocalStore, Manifest
 from megafold.pipeline.manifest import chain_column
@@ -176,17 +175,10 @@ def _remembered(
         return None
     names = ("mol_type", "n_residue", "sequence_digest", "cluster")
     chains = pa.table({name: chain_column(before.table, name) for name in names})
-    clustered = chains.filter(
-        pc.and_(
-            pc.equal(chains["mol_type"], "protein"), pc.greater_equal(chains["n_residue"], PROTEIN_RESIDUES)
-        )
-    )
-    pairs = clustered.group_by(["sequence_digest", "cluster"], use_threads=False).aggregate([])
+    distinct = chains.group_by([*names], use_threads=False).aggregate([])
     placed = {
-        digest: cluster.removeprefix(_PROTEIN)
-        for digest, cluster in zip(
-            pairs["sequence_digest"].to_pylist(), pairs["cluster"].to_pylist(), strict=True
-        )
+        chain["sequence_digest"]: chain["cluster"].removeprefix(_PROTEIN)
+        for chain in filter(is_clustered, distinct.to_pylist())
     }
     return (placed, dict(attribute)) if sorted(placed) == proteins.digests else None
 
