@@ -13,6 +13,9 @@ import torch
 import triton
 from torch import Tensor
 
+from tests.trainer.interpreter import hasten
+
+hasten()
 DEVICE: Final = "cpu" if triton.knobs.runtime.interpret else "cuda"
 #: The interpreter's bfloat16 dot is wrong.
 HALF: Final = torch.float16 if DEVICE == "cpu" else torch.bfloat16

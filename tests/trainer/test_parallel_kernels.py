@@ -16,6 +16,7 @@ from megafold.trainer.model.pairformer import PairUpdate
 from megafold.trainer.model.primitives import run_block
 from megafold.trainer.parallel import collectives, triangle
 from megafold.trainer.parallel.shards import Shards, pad_tokens
+from tests.trainer.interpreter import hasten
 from tests.trainer.networks import fill_parameters
 from tests.trainer.parallel_checks import error, peers_of, rand, summed
 from tests.trainer.rank_pool import RankPool
@@ -49,6 +50,7 @@ def check_pair_update(size: int, n: int, recompute: bool, left_out: str = "") ->
     peers = peers_of(size)
     if peers is None:
         return {}
+    hasten()
     shards = Shards(peers, n)
     layer = PairUpdate(C, CONFIG)
     fill_parameters(layer)
