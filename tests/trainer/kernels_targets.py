@@ -30,6 +30,9 @@ from megafold.trainer.kernels.triangle_multiplication import forward as multipli
 from megafold.trainer.kernels.triangle_multiplication import tiles as multiplication_tiles
 from megafold.trainer.kernels.triangle_multiplication import weights as multiplication_weights
 
+# What tells a debugger the lines takes a quarter of the time.
+triton.knobs.compilation.disable_line_info = True
+
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
     "cuda:90": GPUTarget("cuda", 90, 32),
@@ -295,13 +298,36 @@ def every_tile(family: str, target: str) -> Iterator[tuple[int, int, str, Any]]:
     found, widest = FAMILIES[family]
     those = found.known(target)
     if SHARED_MEMORY[target] == min(SHARED_MEMORY.values()):
-        those += [(itemsize, channels, found.safe(itemsize, channels))
-                  for itemsize, several in widest.items() for channels in several]  # fmt: skip
+        those += _safe(found, widest)
+    return _each_once(found, those)
+
+
+def some_tiles(family: str, target: str) -> Iterator[tuple[int, int, str, Any]]:
+    """Fewer of them: of each role, and of each tile where the table is of what runs our kernels.
+
+    The safe ones of two bytes on gfx90a, those of four on gfx942, which has as much shared memory.
+    """
+    found, widest = FAMILIES[family]
+    safe_bytes = {"hip:gfx90a": 2, "hip:gfx942": 4}.get(target)
+    yield from _each_once(found, found.known(target), every=target in ("cuda:90", "hip:gfx942"))
+    safe = [each for each in _safe(found, widest) if each[0] == safe_bytes]
+    yield from _each_once(found, safe, every=False)
+
+
+def _safe(found: Family[Any], widest: Mapping[int, tuple[int, ...]]) -> list[tuple[int, int, Any]]:
+    return [(itemsize, channels, found.safe(itemsize, channels))
+            for itemsize, several in widest.items() for channels in several]  # fmt: skip
+
+
+def _each_once(
+    found: Family[Any], those: list[tuple[int, int, Any]], *, every: bool = True
+) -> Iterator[tuple[int, int, str, Any]]:
+    """``every``: not only a role's tile for the widest input."""
     seen = set()
     # Where widths share a tile, the widest needs the most.
     for itemsize, channels, tiles in sorted(those, key=lambda each: -each[1]):
         for role in found.roles:
             tile = getattr(tiles, role)
-            if (itemsize, role, tile) not in seen:
-                seen.add((itemsize, role, tile))
+            if (itemsize, role, tile if every else None) not in seen:
+                seen.add((itemsize, role, tile if every else None))
                 yield itemsize, channels, role, tile

@@ -37,6 +37,7 @@ from tests.trainer.kernels_targets import (
     compile_source,
     every_tile,
     residence,
+    some_tiles,
 )
 
 TILE = {"bq": 16, "bk": 32, "rows": 1, "warps": 4, "stages": 1, "registers": None}
@@ -77,12 +78,13 @@ def test_no_tile_asks_for_what_the_compiler_does_not_know(target, family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_tile_compiles_and_fits(target, family):
+@pytest.mark.parametrize("of", [some_tiles, pytest.param(every_tile, marks=pytest.mark.exhaustive)])
+def test_tiles_compile_and_fit(of, target, family):
     known, _ = kernels_targets.FAMILIES[family]
     tabled = {getattr(found, role) for _, _, found in known.known(target) for role in known.roles}
-    for itemsize, channels, role, tile in every_tile(family, target):
+    for itemsize, channels, role, tile in of(family, target):
         if itemsize == 4 and target != "hip:gfx942":
-            continue  # products in full precision take ten seconds each to compile; once is enough
+            continue  # products in full precision take the longest to compile; once is enough
         source = SOURCES[family](role, tile, itemsize, channels, True)
         made = compile_source(target, source, **tile.options())
         assert made.metadata.shared <= SHARED_MEMORY[target], (role, tile, channels)
@@ -90,6 +92,15 @@ def test_every_tile_compiles_and_fits(target, family):
             _, spilled, waves = residence(made)
             assert spilled == 0, (role, tile, channels)
             assert waves >= 2, (role, tile, channels)
+
+
+def test_every_kernel_is_compiled_for_every_architecture():
+    """In two bytes for all of them, in four for one."""
+    for target in TARGETS:
+        for family, (known, _) in kernels_targets.FAMILIES.items():
+            compiled = {(itemsize, role) for itemsize, _, role, _ in some_tiles(family, target)}
+            assert compiled >= {(2, role) for role in known.roles}, (target, family)
+            assert compiled <= {(each[0], each[2]) for each in every_tile(family, target)}
 
 
 def test_the_bucket_of_the_longest_length_that_fits_is_taken():
