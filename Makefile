@@ -27,7 +27,7 @@ demo: env  ## Sample corpus, build, verify, stream, train; pictures in demo/
 test: env check  ## Linters, types, import directions, tests
 	$(BIN)/python -m pytest -q -m 'not exhaustive' --numprocesses $(JOBS) --dist loadfile --durations=15
 
-test-exhaustive: env  ## What make test leaves out: 500 components of the dictionary
+test-exhaustive: env  ## What make test leaves out: 500 components of the dictionary, tiles of tables
 	$(BIN)/python -m pytest -q -m exhaustive
 
 test-quick: env  ## The tests without the slow ones
