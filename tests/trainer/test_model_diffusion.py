@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from megafold.trainer.model import diffusion
 from megafold.trainer.model import model as network
 from megafold.trainer.model.diffusion import FourierEmbedding
 from megafold.trainer.model.outputs import TrunkOutputs
+from megafold.trainer.model.transformer import AttentionPairBias
 from tests.trainer.batches import random_batch
 from tests.trainer.networks import MINI, as_dtype, mini_model
 
@@ -79,6 +81,40 @@ def test_denoising_is_algorithm_20():
     assert torch.equal(seen["decoder"][0][1], seen["encoder"][1][1])
     expected = (SIGMA_DATA / norm) ** 2 * x + SIGMA_DATA * t / norm * seen["decoder"][1]
     torch.testing.assert_close(out, expected)
+
+
+def test_biases_that_steps_share_change_nothing(monkeypatch):
+    module = mini_model().diffusion
+    batch = as_dtype(random_batch(0))
+    context = module.prepare(batch, trunk_outputs(batch["restype"].shape[1]))
+    x = rand(1, 2, batch["ref_pos"].shape[1], 3)
+    sigmas = [torch.full((1, 2), sigma, dtype=torch.float64) for sigma in (0.5, 700.0)]
+    expected = [module(x, sigma, context) for sigma in sigmas]
+
+    shared = module.for_many_steps(context)
+    layers = [layer for layer in module.modules() if isinstance(layer, AttentionPairBias)]
+    assert len(layers) == len(module.transformer.blocks) + 2 * MINI.atom.n_block
+    computed = []
+    for layer in layers:
+        layer.bias.register_forward_hook(lambda *_: computed.append(1))
+    assert all(torch.equal(module(x, sigma, shared), e) for sigma, e in zip(sigmas, expected, strict=True))
+    assert not computed
+
+    monkeypatch.setattr(diffusion, "_MOST_BIASES", 1)
+    assert module.for_many_steps(context) is context
+
+
+def test_rollout_computes_each_bias_once():
+    model = mini_model()
+    batch = as_dtype(random_batch(0))
+    computed = []
+    for layer in model.diffusion.modules():
+        if isinstance(layer, AttentionPairBias):
+            layer.bias.register_forward_hook(lambda layer, *_: computed.append(layer))
+    model.rollout(batch, trunk_outputs(len(batch["restype"][0])), n_samples=2, n_steps=3)
+    assert (
+        len(computed) == len(set(computed)) == len(model.diffusion.transformer.blocks) + 2 * MINI.atom.n_block
+    )
 
 
 @pytest.mark.parametrize("n_steps", [1, 25])

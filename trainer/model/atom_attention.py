@@ -4,6 +4,7 @@ Shapes: A atoms, N tokens, S noised copies; W windows of Q query and K key atoms
 on the noised positions (the atoms' conditioning c and their pairs p) is computed once for all copies.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -169,17 +170,23 @@ class AtomAttentionEncoder(nn.Module):
         self.transformer = AtomTransformer(config)
         self.linear_token = Linear(config.c_atom, c_token, init="relu")
 
-    def forward(self, atoms: AtomConditioning, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        atoms: AtomConditioning,
+        positions: Tensor | None = None,
+        biases: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Tokens [B, S, N, C_token] and atoms q [B, S, A, C_atom].
 
         Args:
             atoms: what ``conditioner`` gave.
             positions: [B, S, A, 3], scaled to unit variance; None: S = 1.
+            biases: of the transformer's blocks, if they are known already.
         """
         q = atoms.c
         if self.linear_positions is not None and positions is not None:
             q = q + self.linear_positions(positions)
-        q = self.transformer(q, atoms.c, atoms.p, atoms.mask, atoms.windows)
+        q = self.transformer(q, atoms.c, atoms.p, atoms.mask, atoms.windows, biases)
         return atoms.mean_over_atoms(torch.relu(self.linear_token(q))), q
 
 
@@ -193,15 +200,18 @@ class AtomAttentionDecoder(nn.Module):
         self.norm = LayerNorm(config.c_atom, offset=False)
         self.linear_positions = PreciseLinear(config.c_atom, 3, init="final")
 
-    def forward(self, a: Tensor, q: Tensor, atoms: AtomConditioning) -> Tensor:
+    def forward(
+        self, a: Tensor, q: Tensor, atoms: AtomConditioning, biases: Sequence[Tensor] | None = None
+    ) -> Tensor:
         """Update of the positions, [B, S, A, 3].
 
         Args:
             a: tokens [B, S, N, C_token].
             q: the encoder's atoms [B, S, A, C_atom].
             atoms: their conditioning.
+            biases: of the transformer's blocks, if they are known already.
         """
         q = q + atoms.to_atoms(self.linear_token(a))
-        q = self.transformer(q, atoms.c, atoms.p, atoms.mask, atoms.windows)
+        q = self.transformer(q, atoms.c, atoms.p, atoms.mask, atoms.windows, biases)
         update: Tensor = self.linear_positions(self.norm(q))
         return update

@@ -161,6 +161,7 @@ class AlphaFold3(nn.Module):
     ) -> Tensor:
         """Algorithm 18 in a prepared context; like :meth:`rollout`, but not centred."""
         config, mask = self.config.diffusion, batch["atom_mask"]
+        context = self.diffusion.for_many_steps(context)
         levels = noise_schedule(n_steps or config.n_steps, config, self.config.sigma_data)
         coords = batch["ref_pos"]
         shape = (len(mask), n_samples, mask.shape[1], 3)

@@ -5,6 +5,9 @@ its conditioning; z [B, N, N, C_z], or [B, W, Q, K, C_z] over W windows of Q que
 [B, N] boolean. N are tokens, or atoms where there are windows.
 """
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -108,11 +111,18 @@ class AttentionPairBias(nn.Module):
         self.gate = ConditionedGate(c_a, c_s)
 
     def forward(
-        self, a: Tensor, s: Tensor, z: Tensor, mask: Tensor, windows: AtomWindows | None = None
+        self,
+        a: Tensor,
+        s: Tensor,
+        z: Tensor | None,
+        mask: Tensor,
+        windows: AtomWindows | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        """[B, S, N, C_a] → [B, S, N, C_a], without the residual."""
+        """[B, S, N, C_a] → [B, S, N, C_a], without the residual; ``bias``: what :attr:`bias` made of z."""
         q, k, v, gate = self._projections(a, s).chunk(4, dim=-1)
-        bias = self.bias(z)
+        if bias is None:
+            bias = self.bias(z)
         if windows is None:
             o = self._dense(q, k, v, bias, mask)
         else:
@@ -166,10 +176,16 @@ class DiffusionTransformerBlock(nn.Module):
         self.transition = ConditionedTransition(c_a, c_s, n_transition)
 
     def forward(
-        self, a: Tensor, s: Tensor, z: Tensor, mask: Tensor, windows: AtomWindows | None = None
+        self,
+        a: Tensor,
+        s: Tensor,
+        z: Tensor | None,
+        mask: Tensor,
+        windows: AtomWindows | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        """[B, S, N, C_a] → [B, S, N, C_a]."""
-        a = a + self.attention(a, s, z, mask, windows)
+        """[B, S, N, C_a] → [B, S, N, C_a]; ``bias``: of z, which is then not needed."""
+        a = a + self.attention(a, s, z, mask, windows, bias)
         return a + self.transition(a, s)
 
 
@@ -181,10 +197,21 @@ class DiffusionTransformer(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.recompute = recompute
 
+    def biases(self, z: Tensor) -> list[Tensor]:
+        """Each block's pair bias: [B, N, N, H], or [B, W, Q, K, H] over windows."""
+        return [cast(DiffusionTransformerBlock, block).attention.bias(z) for block in self.blocks]
+
     def forward(
-        self, a: Tensor, s: Tensor, z: Tensor, mask: Tensor, windows: AtomWindows | None = None
+        self,
+        a: Tensor,
+        s: Tensor,
+        z: Tensor,
+        mask: Tensor,
+        windows: AtomWindows | None = None,
+        biases: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """[B, S, N, C_a] → [B, S, N, C_a]."""
-        for block in self.blocks:
-            a = run_block(block, a, s, z, mask, windows, recompute=self.recompute)
+        """[B, S, N, C_a] → [B, S, N, C_a]; ``biases``: what :meth:`biases` gave, if it is known already."""
+        for index, block in enumerate(self.blocks):
+            pair = (z, mask, windows) if biases is None else (None, mask, windows, biases[index])
+            a = run_block(block, a, s, *pair, recompute=self.recompute)
         return a
