@@ -11,19 +11,23 @@ class WeightAverage:
     """Moving average of a model's parameters; buffers are taken as they are."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        """Of ``model``, whose parameters and buffers stay the same tensors."""
         self._decay = decay
-        self._average = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        # Gathered once: on a GPU it would take longer, at every step, than moving the average.
+        self._followed = model.state_dict(keep_vars=True)
+        self._average = {name: value.detach().clone() for name, value in self._followed.items()}
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
+    def update(self) -> None:
         """Move the average towards the model's present weights, by 1 - decay."""
-        state = model.state_dict()
-        floating = [name for name, value in state.items() if value.is_floating_point()]
+        floating = [name for name, value in self._followed.items() if value.is_floating_point()]
         torch._foreach_lerp_(
-            [self._average[name] for name in floating], [state[name] for name in floating], 1.0 - self._decay
+            [self._average[name] for name in floating],
+            [self._followed[name] for name in floating],
+            1.0 - self._decay,
         )
-        for name in state.keys() - set(floating):
-            self._average[name].copy_(state[name])
+        for name in self._followed.keys() - set(floating):
+            self._average[name].copy_(self._followed[name])
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:

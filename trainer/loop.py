@@ -39,6 +39,7 @@ from megafold.trainer.optimizer import (
     clip_gradients,
     gradient_norm,
     learning_rate,
+    load_optimizer,
     make_optimizer,
     set_learning_rate,
 )
@@ -229,7 +230,7 @@ class Trainer:
         else:
             clip_gradients(self.parameters, norm, config.clip_norm)
             self.optimizer.step()
-            self.average.update(self.model)
+            self.average.update()
             self._skipped_in_a_row = 0
             self._smooth(losses["loss"])
         seconds = time.perf_counter() - began
@@ -334,10 +335,12 @@ class Trainer:
         Not None: a parameter that a batch does not reach must be the same to Adam, and to the other ranks,
         as one whose gradient happens to be 0.
         """
+        there = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if there:
+            torch._foreach_zero_(there)
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.zero_grad(set_to_none=False)
 
     def _agree(
         self, losses: Mapping[str, Tensor], norm: Tensor, stop: bool, samples: int
@@ -419,7 +422,7 @@ class Trainer:
         try:
             self.model.load_state_dict(state["model"])
             self.average.load_state_dict(state["average"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self.optimizer, state["optimizer"])
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{path} is of another network than preset {self.config.preset!r} makes "

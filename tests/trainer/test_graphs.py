@@ -479,8 +479,9 @@ def test_a_step_without_memory_begins_anew_without_graphs(tmp_path):
     trainer._loss_of = short_of_memory
     with pytest.warns(RuntimeWarning, match="too little memory: .* without CUDA graphs from now on"):
         trainer.run()
-    # The mini roll-out's one copy makes one of them; the confidence head's block is of the trunk's kind.
-    assert calls == [8, 8, 8, 8, 0, 0, 0, 0]
+    # The mini roll-out, whose biases are known, makes two of them: blocks of atoms, and blocks of tokens. The
+    # confidence head's block is of the trunk's kind.
+    assert calls == [9, 9, 9, 9, 0, 0, 0, 0]
     for parameter, right in zip(trainer.parameters, expected.parameters, strict=True):
         assert torch.equal(parameter, right)
 
@@ -517,4 +518,4 @@ def test_a_run_says_what_it_recorded(tmp_path, capsys):
     make_trainer(tmp_path, 3).run()
     lines = [line for line in capsys.readouterr().out.splitlines() if "CUDA graphs" in line]
     assert len(lines) == 1
-    assert lines[0].startswith("CUDA graphs: 8 kinds and shapes of blocks recorded in ")
+    assert lines[0].startswith("CUDA graphs: 9 kinds and shapes of blocks recorded in ")

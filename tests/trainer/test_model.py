@@ -259,7 +259,7 @@ def test_rollout_with_a_perfect_denoiser_finds_the_structure(monkeypatch):
     batch = as_dtype(random_batch(0))
     truth = batch["coords"] - batch["coords"].mean(1, keepdim=True)
 
-    def denoise(x: torch.Tensor, sigma: torch.Tensor, context: object) -> torch.Tensor:
+    def denoise(x: torch.Tensor, *_: object) -> torch.Tensor:
         u, _, vt = torch.linalg.svd(truth.transpose(1, 2)[:, None] @ (x - x.mean(2, keepdim=True)))
         vt = torch.cat([vt[..., :2, :], vt[..., 2:, :] * torch.linalg.det(u @ vt)[..., None, None]], dim=-2)
         return truth[:, None] @ (u @ vt) + x.mean(2, keepdim=True)

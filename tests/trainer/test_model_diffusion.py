@@ -1,5 +1,7 @@
 """The diffusion module and its sampler against algorithms 18 and 20 to 22, in float64."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -104,6 +106,20 @@ def test_biases_that_steps_share_change_nothing(monkeypatch):
     assert module.for_many_steps(context) is context
 
 
+@pytest.mark.parametrize("most", [2, 20])
+def test_steps_are_conditioned_on_their_own_noise_levels(monkeypatch, most):
+    monkeypatch.setattr(diffusion, "_MOST_LEVELS", most)
+    model = mini_model()
+    batch = as_dtype(random_batch(0))
+    seen: list[tuple[Any, ...]] = []
+    model.diffusion.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
+    model.rollout(batch, trunk_outputs(len(batch["restype"][0])), n_samples=2, n_steps=5)
+    assert len({float(sigma[0, 0]) for _, sigma, *_ in seen}) == 5
+    for _, sigma, context, s in seen:
+        expected = model.diffusion.conditioning.at_noise_level(context.s, sigma)
+        torch.testing.assert_close(s.expand_as(expected), expected)
+
+
 def test_rollout_computes_each_bias_once():
     model = mini_model()
     batch = as_dtype(random_batch(0))
@@ -128,7 +144,7 @@ def test_rollout_is_algorithm_18(monkeypatch, n_steps):
         network, "centre_random_augmentation", lambda x, *_: 0.9 * (x - x.mean(2, keepdim=True)) + 0.5
     )
     monkeypatch.setattr(
-        model.diffusion, "forward", lambda x, sigma, _: x / (1 + sigma[..., None, None]) + x.roll(1, 2)
+        model.diffusion, "forward", lambda x, sigma, *_: x / (1 + sigma[..., None, None]) + x.roll(1, 2)
     )
     coords = model.rollout(batch, trunk_outputs(len(batch["restype"][0])), n_samples=2, n_steps=n_steps)
 

@@ -9,7 +9,13 @@ from megafold.trainer.config import TrainConfig
 from megafold.trainer.ema import WeightAverage
 from megafold.trainer.errors import ConfigError
 from megafold.trainer.losses import LossWeights
-from megafold.trainer.optimizer import clip_gradients, gradient_norm, learning_rate, make_optimizer
+from megafold.trainer.optimizer import (
+    clip_gradients,
+    gradient_norm,
+    learning_rate,
+    load_optimizer,
+    make_optimizer,
+)
 
 
 def test_schedule_by_hand():
@@ -61,6 +67,27 @@ def test_adam_is_the_supplements():
     np.testing.assert_allclose(model.weight.detach(), weight, rtol=1e-5)
 
 
+@pytest.mark.parametrize("fused", [True, None])
+def test_a_checkpoint_does_not_decide_how_steps_are_computed(fused):
+    """A run may go on with another kind of device, where Adam is fused or is not."""
+    models = [nn.Linear(2, 1, bias=False) for _ in range(2)]
+    nn.init.constant_(models[0].weight, 1.0)
+    nn.init.constant_(models[1].weight, 1.0)
+    first = torch.optim.Adam(models[0].parameters(), lr=0.1, fused=not fused or None)
+    second = torch.optim.Adam(models[1].parameters(), lr=0.1, fused=fused)
+    for step in range(2):
+        for model in models:
+            model.weight.grad = torch.tensor([[0.5, -2.0]])
+        first.step()
+        if step:
+            second.step()
+        else:
+            load_optimizer(second, first.state_dict())
+            models[1].load_state_dict(models[0].state_dict())
+    assert [group["fused"] for group in second.param_groups] == [fused]
+    torch.testing.assert_close(models[1].weight, models[0].weight)
+
+
 @pytest.mark.parametrize(("scale", "factor"), [(100.0, 10 / 500), (1.0, 1.0)])
 def test_clipping_is_global(scale, factor):
     parameters = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
@@ -99,7 +126,7 @@ def test_average_by_hand():
     for value in (4.0, -1.0, 7.0):
         nn.init.constant_(model.weight, value)
         model.count += 1
-        average.update(model)
+        average.update()
         expected = 0.75 * expected + 0.25 * value
     assert average.state_dict()["weight"].item() == pytest.approx(expected)
     with average.applied(model):
@@ -136,7 +163,7 @@ def test_average_without_decay_is_the_model():
     model = nn.Linear(1, 1)
     average = WeightAverage(model, decay=0.0)
     nn.init.constant_(model.weight, 5.0)
-    average.update(model)
+    average.update()
     assert average.state_dict()["weight"].item() == 5.0
 
 

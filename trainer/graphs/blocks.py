@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from megafold.trainer.graphs.recorder import Recorder
 from megafold.trainer.graphs.recordings import Kept, Recomputed, tensors_of
 from megafold.trainer.ops.registry import active_backend
 
-#: Kinds and shapes of blocks that are recorded, at most: a training step of AF3 has eight.
+#: Kinds and shapes of blocks that are recorded, at most: a training step of AF3 has nine.
 _MOST_SHAPES: Final = 64
 #: Share of the device's memory that recordings may take before there are no others: of blocks that recompute,
 #: and of those that keep their activations, which would take memory without graphs, too.
@@ -35,16 +35,33 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class _Known:
-    """A block: its kind (equal for blocks that compute the same of their tensors), parameters and buffers."""
+    """A block: its kind (equal for blocks that compute the same of their tensors), parameters and buffers.
+
+    ``first``: the module that has its first parameter, and by what name.
+    """
 
     kind: int
     tensors: list[Tensor]
-    addresses: list[int]
+    first: tuple[ReferenceType[nn.Module], str] | None
+    address: int
 
-    def is_still(self, block: nn.Module) -> bool:
+    @classmethod
+    def of(cls, block: nn.Module, kind: int) -> "_Known":
+        """What is to be known of ``block``."""
+        tensors = tensors_of(block)
+        name = next((name for name, _ in block.named_parameters()), None)
+        if name is None:
+            return cls(kind, tensors, None, 0)
+        path, _, own = name.rpartition(".")
+        return cls(kind, tensors, (ref(block.get_submodule(path)), own), tensors[0].data_ptr())
+
+    def is_still(self) -> bool:
         """No other parameters have come, or to another place; told by the first, as all come together."""
-        first = next(block.parameters(), None)
-        return first is None or (first is self.tensors[0] and first.data_ptr() == self.addresses[0])
+        if self.first is None:
+            return True
+        module, name = self.first[0](), self.first[1]
+        parameter = None if module is None else module._parameters.get(name)
+        return parameter is self.tensors[0] and parameter.data_ptr() == self.address
 
 
 class BlockGraphs:
@@ -134,15 +151,14 @@ class BlockGraphs:
     def _known(self, block: nn.Module) -> _Known | None:
         if block in self._blocks:
             known = self._blocks[block]
-            if known is None or known.is_still(block):
+            if known is None or known.is_still():
                 return known
             self._kept = {own: kept for own, kept in self._kept.items() if kept.block is not block}
-        signature, tensors = _signature(block), tensors_of(block)
+        signature = _signature(block)
         if signature is None:
             self._blocks[block] = None
         else:
-            kind = self._kinds.setdefault(signature, len(self._kinds))
-            self._blocks[block] = _Known(kind, tensors, [t.data_ptr() for t in tensors])
+            self._blocks[block] = _Known.of(block, self._kinds.setdefault(signature, len(self._kinds)))
         return self._blocks[block]
 
     def _recomputing(

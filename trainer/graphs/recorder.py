@@ -54,15 +54,17 @@ class CudaRecorder:
             self._stream.wait_stream(current)
             try:
                 with torch.cuda.stream(self._stream):
-                    # What happens once (compiling, libraries' handles) may not happen while it is recorded.
-                    for run in passes:
-                        run()
                     draws = _Draws(torch.cuda.current_device())
-                    return [self._capture(run, pool, draws) for run in passes]
+                    # What happens once (compiling, libraries' handles) may not happen while it is recorded.
+                    draw = [draws.are_made_by(run) for run in passes]
+                    return [
+                        self._capture(run, pool, draws, draw=own)
+                        for run, own in zip(passes, draw, strict=True)
+                    ]
             finally:
                 current.wait_stream(self._stream)
 
-    def _capture(self, run: Pass, pool: Any, draws: "_Draws") -> Recorded:
+    def _capture(self, run: Pass, pool: Any, draws: "_Draws", *, draw: bool) -> Recorded:
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads load data and watch peers meanwhile.
@@ -84,7 +86,7 @@ class CudaRecorder:
             with draws.replayed():
                 graph.replay()
 
-        return replay, results
+        return replay if draw else graph.replay, results
 
     def random_state(self) -> Tensor:
         """See :class:`Recorder`."""
@@ -113,6 +115,12 @@ class _Draws:
     def __init__(self, device: int) -> None:
         self._default = torch.cuda.default_generators[device]
         self._own = torch.Generator(torch.device("cuda", device))
+
+    def are_made_by(self, run: Pass) -> bool:
+        """Call a function: whether it draws anything."""
+        before = self._default.get_offset()
+        run()
+        return self._default.get_offset() != before
 
     @contextmanager
     def recorded(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ Shapes: S noised copies of each sample; N tokens, A atoms. Positions in Å.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,6 +26,8 @@ from megafold.trainer.ops.precision import full_precision, wide
 #: Bytes that the biases of tokens may take: those of AF3's 24 blocks for 2 365 tokens in bfloat16. A step of
 #: more takes so long that computing them anew does not tell.
 _MOST_BIASES: Final = 4 * 2**30
+#: Noise levels whose conditioning is computed at once: a mini roll-out's.
+_MOST_LEVELS: Final = 20
 
 
 class FourierEmbedding(nn.Module):
@@ -150,17 +152,29 @@ class DiffusionModule(nn.Module):
         )
         return replace(context, biases=biases)
 
-    def forward(self, x_noisy: Tensor, sigma: Tensor, context: DiffusionContext) -> Tensor:
+    def at_noise_levels(self, context: DiffusionContext, sigmas: Sequence[float]) -> Iterator[Tensor]:
+        """s [B, 1, N, C_s] at one noise level after the other, in Å; computed for many at once."""
+        levels = context.s.new_tensor(sigmas, dtype=torch.promote_types(context.s.dtype, torch.float32))
+        for some in levels.split(_MOST_LEVELS):
+            yield from self.conditioning.at_noise_level(context.s, some.expand(len(context.s), -1)).split(
+                1, 1
+            )
+
+    def forward(
+        self, x_noisy: Tensor, sigma: Tensor, context: DiffusionContext, s: Tensor | None = None
+    ) -> Tensor:
         """Denoised positions [B, S, A, 3]; padding atoms are 0.
 
         Args:
             x_noisy: [B, S, A, 3].
             sigma: [B, S], noise levels in Å.
             context: what :meth:`prepare` gave.
+            s: single conditioning at these levels, if it is known; [B, 1, N, C_s] where copies share one.
         """
         variance = (sigma**2 + self.sigma_data**2)[:, :, None, None]
         level = sigma[:, :, None, None]
-        s = self.conditioning.at_noise_level(context.s, sigma)
+        if s is None:
+            s = self.conditioning.at_noise_level(context.s, sigma)
         biases = context.biases
         a, q = self.encoder(context.atoms, x_noisy / variance.sqrt(), biases.encoder)
         # The residual stream of the transformer stays in float32, as in AF3.

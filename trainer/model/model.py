@@ -166,12 +166,16 @@ class AlphaFold3(nn.Module):
         coords = batch["ref_pos"]
         shape = (len(mask), n_samples, mask.shape[1], 3)
         x = levels[0] * random_normal(shape, coords, generator)
-        for previous, level in pairwise(levels):
+        # Noise is added before a step, up to a level that is known beforehand.
+        sigmas = [
+            previous * (1 + (config.gamma_0 if level > config.gamma_min else 0.0))
+            for previous, level in pairwise(levels)
+        ]
+        singles = self.diffusion.at_noise_levels(context, sigmas)
+        for (previous, level), sigma, s in zip(pairwise(levels), sigmas, singles, strict=True):
             x = centre_random_augmentation(x, mask, config.s_trans, generator)
-            gamma = config.gamma_0 if level > config.gamma_min else 0.0
-            sigma = previous * (gamma + 1)
             added = config.noise_scale * (sigma**2 - previous**2) ** 0.5
             x = x + added * random_normal(shape, x, generator)
-            denoised = self.diffusion(x, x.new_full(shape[:2], sigma), context)
+            denoised = self.diffusion(x, x.new_full(shape[:2], sigma), context, s)
             x = x + config.step_scale * (level - sigma) * (x - denoised) / sigma
         return x
