@@ -154,11 +154,12 @@ class DiffusionModule(nn.Module):
 
     def at_noise_levels(self, context: DiffusionContext, sigmas: Sequence[float]) -> Iterator[Tensor]:
         """s [B, 1, N, C_s] at one noise level after the other, in Å; computed for many at once."""
-        levels = context.s.new_tensor(sigmas, dtype=torch.promote_types(context.s.dtype, torch.float32))
-        for some in levels.split(_MOST_LEVELS):
-            yield from self.conditioning.at_noise_level(context.s, some.expand(len(context.s), -1)).split(
-                1, 1
-            )
+        s, each = context.s, _MOST_LEVELS
+        dtype = torch.promote_types(s.dtype, torch.float32)
+        for start in range(0, len(sigmas), each):
+            # Filled one by one: a copy from the host would be waited for.
+            some = [s.new_full((len(s),), sigma, dtype=dtype) for sigma in sigmas[start : start + each]]
+            yield from self.conditioning.at_noise_level(s, torch.stack(some, dim=1)).split(1, dim=1)
 
     def forward(
         self, x_noisy: Tensor, sigma: Tensor, context: DiffusionContext, s: Tensor | None = None
