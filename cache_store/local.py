@@ -50,9 +50,10 @@ class LocalStore(Store):
             if not exist_ok:
                 raise FileExistsError(f"{path} is a cache already")
             return cls.at(path)
-        if path.exists():
+        if path.exists() or path.is_symlink():
             if not path.is_dir():
-                raise NotACache(f"{path} is not a folder: name a new or empty folder for the cache")
+                kind = "a file" if path.exists() else "a link to nothing"
+                raise NotACache(f"{path} is {kind}: name a new or empty folder for the cache")
             others = [item.name for item in path.iterdir() if not item.name.startswith(".")]
             if others:
                 raise NotACache(

@@ -92,7 +92,8 @@ def _is_structure_file(item: os.DirEntry[str]) -> bool:
     if not item.name.lower().endswith(SUFFIXES) or item.name.startswith("."):
         return False
     # What the folder says of a file costs nothing; to ask for each is slow where that is a network's.
-    return item.is_file(follow_symlinks=False) or (item.is_symlink() and Path(item.path).is_file())
+    # A link to nothing is an entry, too: that its file cannot be read is then told.
+    return item.is_file(follow_symlinks=False) or (item.is_symlink() and not Path(item.path).is_dir())
 
 
 def require_text(name: str, path: Path) -> None:

@@ -174,7 +174,6 @@ def build(corpus: Path, cache: Path, as_json: bool, quiet: bool, **values: Any) 
 
 
 def _print_report(report: Any, limit: Any) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     table = Table("stage", "computed", "reused", "failed", title="Build")
     failed = Counter(failure["stage"] for failure in report.failures)
     for stage in ("structure", "component", "msa", "pairing", "template"):
@@ -184,19 +183,19 @@ def _print_report(report: Any, limit: Any) -> None:
             str(report.reused.get(stage, 0)),
             str(failed.get(stage, 0)),
         )
-    console.print(table)
-    console.print(
+    Console().print(table)
+    click.echo(
         f"{report.entries} entries in the snapshot, {report.failed_entries} with failures "
         f"(limit {limit}); {report.chains} polymer chains, {report.chains_with_msa} with an MSA, "
         f"{report.chains_with_template} with templates; {report.elapsed_s:.1f} s"
     )
-    console.print(_clusters_text(report.clusters))
+    click.echo(_clusters_text(report.clusters))
     for reason, number in Counter(f["reason"] for f in report.failures).most_common():
         first = next(f for f in report.failures if f["reason"] == reason)
-        console.print(f"  {number} × {reason}, for instance {first['entry']}: {first['message']}")
-    console.print(f"manifest {report.manifest}")
+        click.echo(f"  {number} × {reason}, for instance {first['entry']}: {first['message']}")
+    click.echo(f"manifest {report.manifest}")
     if not report.within_limit:
-        console.print("More failures than --max-failures allows: exit status 1.")
+        click.echo("More failures than --max-failures allows: exit status 1.")
 
 
 def _clusters_text(clusters: Mapping[str, Any]) -> str:
@@ -300,25 +299,22 @@ def _counter(noun: str, *, silent: bool) -> Callable[[int, int], None]:
 
 
 def _print_findings(findings: list[Any]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
         if finding.level == "info":
             continue
         users = ", ".join(finding.entries[:5]) + (" …" if len(finding.entries) > 5 else "")
-        console.print(
-            f"{finding.level.upper()} {finding.kind} {finding.subject}: {finding.message}", markup=False
-        )
+        click.echo(f"{finding.level.upper()} {finding.kind} {finding.subject}: {finding.message}")
         if users:
-            console.print(f"    entries: {users}", markup=False)
-        console.print(f"    → {finding.action}", markup=False)
+            click.echo(f"    entries: {users}")
+        click.echo(f"    → {finding.action}")
     for kind, number in Counter(f.kind for f in findings if f.level == "info").items():
         example = next(finding for finding in findings if finding.kind == kind)
-        console.print(f"{number} × {kind}, which does no harm. {example.action}", markup=False)
+        click.echo(f"{number} × {kind}, which does no harm. {example.action}")
     counts = Counter(finding.level for finding in findings)
     if not counts["error"] and not counts["stale"]:
-        console.print("The cache is whole.")
+        click.echo("The cache is whole.")
     else:
-        console.print(f"{counts['error']} errors, {counts['stale']} stale or new.")
+        click.echo(f"{counts['error']} errors, {counts['stale']} stale or new.")
 
 
 @command.command()
@@ -351,11 +347,10 @@ def info(cache: Path | str, show_failures: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts | ({"failed": rows} if show_failures else {}), indent=1))
         return
-    console = Console(highlight=False, soft_wrap=True)
     for name, value in facts.items():
-        console.print(f"{name.replace('_', ' '):<20} {value}", markup=False)
+        click.echo(f"{name.replace('_', ' '):<20} {value}")
     for row in rows if show_failures else ():
-        console.print(f"{row['entry']}  {row['stage']}  {row['reason']}: {row['message']}", markup=False)
+        click.echo(f"{row['entry']}  {row['stage']}  {row['reason']}: {row['message']}")
 
 
 @command.command()

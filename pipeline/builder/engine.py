@@ -31,7 +31,7 @@ from megafold.pipeline.builder.config import BuildConfig
 from megafold.pipeline.builder.known import Known
 from megafold.pipeline.builder.planner import EntryPlan, Planner
 from megafold.pipeline.builder.progress import BuildProgress
-from megafold.pipeline.builder.runner import make_runner
+from megafold.pipeline.builder.runner import make_runner, require_scheduler
 from megafold.pipeline.builder.tasks import Outcome, Task, WorkerConfig
 from megafold.pipeline.chemistry.conformers import build_reference
 from megafold.pipeline.chemistry.library import library_content
@@ -96,6 +96,7 @@ class Build:
             KeyboardInterrupt: interrupted; what was finished is in the journal.
         """
         started = time.monotonic()
+        require_scheduler(self._config.resources)
         store = LocalStore.create(self._config.cache)
         with store.build_lock() as lock:
             store.sweep(lock=lock)
@@ -108,6 +109,7 @@ class Build:
                 f"{len(planner.entries)} entries; {sum(planner.reused.values())} results reused, "
                 f"{len(tasks)} tasks to begin with"
             )
+            self._remark_on_entries_gone(planner, parent)
             self._execute(store, planner, tasks)
             self._remark_on_alignments(planner)
             manifest, failures = self._snapshot(store, planner, parent)
@@ -180,6 +182,16 @@ class Build:
         self._total += len(further)
         self._progress.update(done=self._computed.total(), total=self._total, failures=self._failures)
         return further
+
+    def _remark_on_entries_gone(self, planner: Planner, parent: Manifest | None) -> None:
+        """Say what a smaller corpus leaves out, as a mistyped one does, while there is time to interrupt."""
+        before = () if parent is None else parent.table["entry"].to_pylist()
+        gone = sorted(set(before) - planner.entries.keys())
+        if gone:
+            self._progress.say(
+                f"{len(gone)} of {len(before)} entries in the last snapshot are not in the corpus any more "
+                f"({', '.join(gone[:3])}{', …' if len(gone) > 3 else ''}): the next one leaves them out"
+            )
 
     def _remark_on_alignments(self, planner: Planner) -> None:
         """Say so where a folder of alignments has none for any chain: the wrong one, or with other names."""
@@ -292,7 +304,7 @@ class Build:
         self, planner: Planner, manifest: Manifest, digest: Digest, failures: list[Failure], elapsed_s: float
     ) -> BuildReport:
         kinds, msas, templates = (
-            chain_column(manifest.table, name) for name in ("mol_type", "msa", "template")
+            chain_column(manifest.table, name) for name in ("mol_type", "msa", "n_template")
         )
         is_polymer = pc.not_equal(kinds, "ligand")
         failed = len({failure.entry for failure in failures})
@@ -308,7 +320,7 @@ class Build:
             ],
             chains=_count(is_polymer),
             chains_with_msa=_count(pc.and_(is_polymer, pc.not_equal(msas, ""))),
-            chains_with_template=_count(pc.and_(is_polymer, pc.not_equal(templates, ""))),
+            chains_with_template=_count(pc.and_(is_polymer, pc.greater(templates, 0))),
             clusters=dict(manifest.attributes["clusters"]),  # type: ignore[arg-type]
             elapsed_s=elapsed_s,
             within_limit=self._config.max_failures.allows(failed, len(planner.entries)),

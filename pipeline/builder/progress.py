@@ -23,7 +23,8 @@ class BuildProgress:
     """A live bar on a terminal; a line every ten seconds anywhere else."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True)
+        # What is said names files and entries, which may look like Rich's own marks: [a], :b:.
+        self._console = Console(stderr=True, markup=False, emoji=False, highlight=False)
         self._quiet = quiet
         self._live = self._console.is_terminal and not quiet
         self._started = time.monotonic()
@@ -56,7 +57,7 @@ class BuildProgress:
     def say(self, text: str) -> None:
         """A line above the bar."""
         if not self._quiet:
-            self._console.print(text, highlight=False)
+            self._console.print(text, soft_wrap=True)
 
     def update(self, *, done: int, total: int, failures: int) -> None:
         """Show where the build stands. ``total`` grows while structures reveal further work."""

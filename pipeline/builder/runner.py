@@ -141,15 +141,15 @@ class DaskRunner:
             }
         )
         if self._resources.scheduler:
+            self._client = _client_of(self._resources.scheduler)
             try:
-                self._client = distributed.Client(self._resources.scheduler, timeout=20)
                 self._client.wait_for_workers(1, timeout=_FIRST_WORKER_WITHIN_S)
-            except TimeoutError as error:
-                raise self._no_scheduler(
-                    f"no worker joined it within {_FIRST_WORKER_WITHIN_S:g} s"
+            except OSError as error:
+                raise InputError(
+                    f"--scheduler {self._resources.scheduler}: no worker joined it ({error}); start some "
+                    f"(`dask worker {self._resources.scheduler}`)",
+                    reason="no-scheduler",
                 ) from error
-            except (OSError, ValueError) as error:
-                raise self._no_scheduler(f"no Dask scheduler answers there ({error})") from error
         else:
             with _interrupts_deferred():
                 self._cluster = distributed.LocalCluster(
@@ -205,9 +205,6 @@ class DaskRunner:
             self._slots_known_until = time.monotonic() + _ASK_FOR_WORKERS_EVERY_S
         return self._slots_known
 
-    def _no_scheduler(self, what: str) -> InputError:
-        return InputError(f"--scheduler {self._resources.scheduler}: {what}", reason="no-scheduler")
-
     def _outcomes(self, futures: Sequence[Any]) -> list[tuple[Any, Outcome | None]]:
         """Outcomes of tasks that have ended; None where a task's worker died.
 
@@ -254,6 +251,27 @@ class DaskRunner:
                 "a crash in a library, or more memory than --memory-limit allows",
             )
         return Outcome(result=None, problems=(problem,))
+
+
+def _client_of(scheduler: str) -> distributed.Client:
+    try:
+        return distributed.Client(scheduler, timeout=20)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--scheduler {scheduler}: no Dask scheduler answers there ({error}); give the address that "
+            "`dask scheduler` prints, such as tcp://10.0.0.1:8786",
+            reason="no-scheduler",
+        ) from error
+
+
+def require_scheduler(resources: Resources) -> None:
+    """Ask for the scheduler before anything is read: of a large corpus that takes an hour.
+
+    Raises:
+        InputError: no scheduler answers (``no-scheduler``).
+    """
+    if resources.scheduler:
+        _client_of(resources.scheduler).close()
 
 
 def make_runner(config: WorkerConfig, resources: Resources) -> Runner:

@@ -78,11 +78,14 @@ def test_folders_that_are_no_cache(tmp_path: Path):
             open_or_create(tmp_path)
     with pytest.raises(NotACache, match=r"notes\.txt"):
         LocalStore.create(tmp_path)
-    with pytest.raises(NotACache, match="not a folder"):
+    with pytest.raises(NotACache, match="is a file"):
         LocalStore.create(tmp_path / "notes.txt")
     with pytest.raises(NotACache):
         LocalStore.at(tmp_path / "notes.txt")
     assert os.listdir(tmp_path) == ["notes.txt"]
+    (tmp_path / "unmounted").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(NotACache, match="unmounted is a link to nothing"):
+        LocalStore.create(tmp_path / "unmounted")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from megafold.cli.cores import usable_cores
 from megafold.cli.main import group, is_told
+from megafold.pipeline.builder.progress import BuildProgress
+from megafold.pipeline.errors import InputError
 from megafold.pipeline.schema import MolType
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
@@ -64,6 +66,30 @@ def test_options_without_a_meaning_are_refused_before_anything_is_written(tmp_pa
     result = run("build", tmp_path, tmp_path / "cache", option, value)
     assert result.exit_code != 0
     assert option in str(result.exception) + result.output
+    assert not (tmp_path / "cache").exists()
+
+
+def test_names_are_printed_as_they_are(tmp_path):
+    """Rich would take these for its marks."""
+    name = "8a[b] :a:.cif"
+    (tmp_path / name).write_text("no mmCIF")
+    result = run("build", tmp_path, tmp_path / "cache", "--workers", "0", "--clusters", "none")
+    assert result.exit_code == 1
+    assert f"{name} is no valid mmCIF file" in result.stdout
+
+
+def test_remarks_are_printed_as_they_are(capsys):
+    remark = "clusters[1].tsv :a: [/c] has lines of proteins that are not in the corpus: longer than a line"
+    BuildProgress().say(remark)
+    assert capsys.readouterr().err == f"{remark}\n"
+
+
+def test_scheduler_that_is_not_there_is_told_before_anything_is_read(tmp_path):
+    (tmp_path / "8abc.cif").write_text("data_8ABC")
+    result = run("build", tmp_path, tmp_path / "cache", "--scheduler", "10.0.0.1")
+    assert isinstance(result.exception, InputError)
+    assert "--scheduler 10.0.0.1" in str(result.exception)
+    assert "dask scheduler" in str(result.exception)
     assert not (tmp_path / "cache").exists()
 
 

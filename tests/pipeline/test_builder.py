@@ -493,11 +493,14 @@ def test_folder_without_alignments_of_any_chain_is_told(built, corpus, tmp_path,
     assert str(corpus / "alignments") in remark
 
 
-def test_removed_entry_leaves_the_snapshot(built, corpus, tmp_path):
+def test_removed_entry_leaves_the_snapshot(built, corpus, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(BuildProgress, "say", lambda self, text: said.append(text))
     cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
     path = sorted((corpus / "structures").glob("*.cif.gz"))[-1]
     path.unlink()
     assert build(corpus, cache).entries == ENTRIES - 1
+    assert any(f"1 of {ENTRIES} entries" in text and path.name[:4] in text for text in said)
 
 
 def gc(cache: Path, *options: str) -> Result:
