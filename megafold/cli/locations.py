@@ -1,5 +1,7 @@
-"""How commands take the place of a cache: a folder, or a URL where reading is enough."""
+"""How commands take places: of a cache (a folder, or a URL where reading is enough), of what they write."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +29,31 @@ class CacheFolder(click.Path):
         if isinstance(value, str) and "://" in value:
             self.fail(f"{value} is a URL: name a folder, then copy it there with `megafold cache push`")
         return super().convert(value, param, ctx)
+
+
+class OutputFile(click.Path):
+    """A file to write: it is refused before the work begins where it could not be written after it."""
+
+    def __init__(self, suffix: str) -> None:
+        super().__init__(path_type=Path, dir_okay=False, writable=True)
+        self._suffix = suffix
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A path that ends with the suffix, in a folder that is there."""
+        path: Any = super().convert(value, param, ctx)  # a Path, as asked for above
+        if path.suffix.lower() != self._suffix:
+            self.fail(f"{path}: give a name that ends with {self._suffix}", param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"{path}: there is no folder {path.parent}; make it first", param, ctx)
+        return path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name ``path`` in errors of a file system that name no file: a disk that is full says no more."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

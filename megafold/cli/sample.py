@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from megafold.cli.locations import CacheLocation
+from megafold.cli.locations import CacheLocation, OutputFile, writing
 from megafold.cli.stream_options import stream_options, stream_settings
 
 _METHODS = ("contiguous", "spatial", "interface")
@@ -35,7 +35,7 @@ def command() -> None:
 @click.option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(".png"),
     help="Picture to write; default: <ENTRY>-<INDEX>.png here.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -50,9 +50,8 @@ def show(cache: Path | str, entry: str, out: Path | None, as_json: bool, **value
     stream = _stream(cache, entry, values)
     sample = stream.sample(values["index"], epoch=values["epoch"])
     path = out or Path(f"{sample.meta['entry']}-{values['index']}.png")
-    if not path.parent.is_dir():
-        raise click.UsageError(f"{path}: the folder {path.parent} does not exist; make it first")
-    draw_sample(sample.features, sample.meta, path)
+    with writing(path):
+        draw_sample(sample.features, sample.meta, path)
     names = ("entry", "assembly", "crop_method", "crop_center", "paired_rows", "templates_rejected")
     facts = {name: sample.meta[name] for name in names} | counts_of(sample.features) | {"picture": str(path)}
     if as_json:

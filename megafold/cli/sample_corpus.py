@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from megafold.cli.locations import writing
+
 
 @click.command(name="sample-corpus", short_help="Write a small made-up corpus to try things with.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -26,7 +28,8 @@ def command(directory: Path, entries: int, seed: int, as_json: bool) -> None:
         if not as_json and sys.stderr.isatty():
             click.echo(f"\r{done}/{total} entries", err=True, nl=done == total)
 
-    corpus = write_sample_corpus(directory, entries=entries, seed=seed, progress=show)
+    with writing(directory):
+        corpus = write_sample_corpus(directory, entries=entries, seed=seed, progress=show)
     if as_json:
         click.echo(json.dumps(asdict(corpus), indent=1, default=str))
         return

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from megafold.cli.locations import OutputFile
+
 _GPUS = [2**power for power in range(11)]
 #: Length of the comparison of schemes where none is asked for.
 _TOKENS = 2048
@@ -28,7 +30,7 @@ _TOKENS = 2048
 @click.option(
     "--schemes", is_flag=True, help="Also compare ways to share the trunk: ours, gathering rows, tiles."
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw that comparison: a PNG file.")
+@click.option("--plot", type=OutputFile(".png"), help="Draw that comparison: a PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     name: str,
@@ -46,7 +48,10 @@ def command(
     """
     from megafold.trainer.parallel.simulator import bundled, read_inputs
 
-    inputs = read_inputs(bundled().get(name, Path(name)))
+    path = bundled().get(name, Path(name))
+    if not path.exists():
+        raise click.UsageError(f"--inputs {name}: no such file; give one, or {' or '.join(bundled())}")
+    inputs = read_inputs(path)
     numbers = gpus or _GPUS
     tables = {"longest": ("The longest sample that fits:", [_longest(inputs, number) for number in numbers])}
     if tokens is not None:

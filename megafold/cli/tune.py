@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from megafold.cli.cores import usable_cores
+from megafold.cli.locations import OutputFile
 
 FAMILIES = (
     "evoattention",
@@ -58,7 +59,7 @@ _MOST_WORKERS = 8
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(".json"),
     help="The table to write. Default: the installed one of this architecture.",
 )
 def command(

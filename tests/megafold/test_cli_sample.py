@@ -1,6 +1,8 @@
 """``megafold sample show``: the picture and the counts, against a hand-made cache."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from click.testing import CliRunner
 from matplotlib.image import imread
 
 from megafold.cache_store import LocalStore
-from megafold.cli.main import group
+from megafold.cli.main import group, is_told
 from megafold.pipeline.schema import MolType
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
@@ -92,7 +94,20 @@ def test_an_unknown_entry_is_answered_with_the_nearest_names(cache):
     assert "megafold cache ls" in result.output
 
 
-def test_a_folder_that_does_not_exist_is_named(cache, tmp_path):
-    result = show(cache, "1abc", "-o", tmp_path / "absent" / "crop.png")
+@pytest.mark.parametrize(("name", "message"), [("absent/crop.png", "absent"), ("crop.pdf", ".png")])
+def test_a_picture_that_could_not_be_written_is_refused(cache, tmp_path, name, message):
+    result = show(cache, "1abc", "-o", tmp_path / name)
     assert result.exit_code == 2
-    assert "absent does not exist" in " ".join(result.output.split())
+    assert message in result.output.partition("Error:")[2]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_with_the_picture(cache, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("megafold.pipeline.drawing.draw_sample", full)
+    result = show(cache, "1abc", "-o", tmp_path / "crop.png")
+    assert isinstance(result.exception, OSError)
+    assert is_told(result.exception)
+    assert str(tmp_path / "crop.png") in str(result.exception)

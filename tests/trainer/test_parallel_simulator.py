@@ -226,7 +226,12 @@ def test_wrong_groups_and_missing_times_are_refused(h200):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda v: v.pop("memory"), "memory"),
+        (lambda v: v.pop("memory"), r"in\.json: memory is missing; it takes name"),
+        (lambda v: v.update(memory=3), r"in\.json: memory: give an object, not 3"),
+        (lambda v: v["memory"].update(gpu_gib="lots"), "memory: gpu_gib is 'lots': give a number"),
+        (lambda v: v["memory"]["phases"].update(trunk=[1]), r"memory\.phases\.trunk: give an object"),
+        (lambda v: v["operators"]["transition"].update(lengths=384), "operators.transition: give positive"),
+        (lambda v: v["operators"]["transition"].update(both_ms=["1", "2"]), "transition: give positive"),
         (lambda v: v["memory"].pop("gpu_gib"), r"in\.json: memory.*gpu_gib"),
         (lambda v: v["memory"].update(phases={}), "memory.phases: give one"),
         (lambda v: v["links"].update(colour="red"), r"in\.json: links.*colour"),

@@ -7,7 +7,7 @@ tests hold to counted bytes. No torch.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -361,42 +361,65 @@ def read_inputs(path: Path) -> Inputs:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: no readable JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: must hold an object, not a {type(values).__name__}")
+    values = _object(values, str(path))
     groups = {"network": Network, "links": Links, "diffusion": Diffusion}
     made: dict[str, Any] = {key: value for key, value in values.items() if key not in groups}
     for name, group in groups.items():
         if name in values:
             made[name] = _make(group, values[name], f"{path}: {name}")
     if "memory" in values:
-        memory = dict(values["memory"])
+        memory = _object(values["memory"], f"{path}: memory")
         phases = {
             name: _make(Phase, value, f"{path}: memory.phases.{name}")
-            for name, value in memory.get("phases", {}).items()
+            for name, value in _object(memory.get("phases", {}), f"{path}: memory.phases").items()
         }
         if not phases:
             raise ConfigError(f"{path}: memory.phases: give one phase at least")
         made["memory"] = _make(Memory, {**memory, "phases": phases}, f"{path}: memory")
     if "operators" in values:
         made["operators"] = {
-            name: _operator(value, f"{path}: operators.{name}") for name, value in values["operators"].items()
+            name: _operator(value, f"{path}: operators.{name}")
+            for name, value in _object(values["operators"], f"{path}: operators").items()
         }
     return _make(Inputs, made, str(path))
 
 
-def _operator(values: Mapping[str, Any], where: str) -> Operator:
-    lists = ("lengths", "forward_ms", "both_ms")
-    operator: Operator = _make(
-        Operator, {key: tuple(value) if key in lists else value for key, value in values.items()}, where
+def _operator(values: Any, where: str) -> Operator:
+    read = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in _object(values, where).items()
+    }
+    operator: Operator = _make(Operator, read, where)
+    columns = (operator.lengths, operator.forward_ms, operator.both_ms)
+    positive = all(
+        isinstance(column, tuple) and all(_is_number(number) and number > 0 for number in column)
+        for column in columns
     )
-    sizes = {len(getattr(operator, name)) for name in lists}
-    if len(sizes) != 1 or sizes < {2} or min(*operator.lengths, *operator.forward_ms, *operator.both_ms) <= 0:
+    if not positive or len(operator.lengths) < 2 or len({*map(len, columns)}) > 1:
         raise ConfigError(f"{where}: give positive forward_ms and both_ms for each of two lengths or more")
     return operator
 
 
-def _make(group: Any, values: Mapping[str, Any], where: str) -> Any:
-    try:
-        return group(**values)
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}") from error
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _object(values: Any, where: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: give an object, not {values!r}")
+    return values
+
+
+def _make(group: Any, values: Any, where: str) -> Any:
+    values = _object(values, where)
+    known = {item.name: item for item in fields(group)}
+    unknown = sorted(set(values) - set(known))
+    missing = [name for name, item in known.items() if item.default is MISSING and name not in values]
+    if unknown or missing:
+        wrong = [f"{', '.join(unknown)} is unknown"] if unknown else []
+        wrong += [f"{', '.join(missing)} is missing"] if missing else []
+        raise ConfigError(f"{where}: {'; '.join(wrong)}; it takes {', '.join(known)}")
+    for name, value in values.items():
+        if known[name].type in (int, float) and not _is_number(value):
+            raise ConfigError(f"{where}: {name} is {value!r}: give a number")
+    return group(**values)
