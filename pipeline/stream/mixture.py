@@ -53,7 +53,7 @@ class MixedStream:
         shares = [source.probability for source in sources]
         if not sources or len(set(names)) < len(names):
             raise InputError(f"a mixture needs sources of different names: {names}", reason="stream-setting")
-        if min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        if not (min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):  # so that a NaN is refused, too
             raise InputError(
                 f"the probabilities of {', '.join(names)} are {shares}: none is negative, and they sum to 1",
                 reason="stream-setting",
@@ -146,13 +146,16 @@ def open_stream(cache: Path | str, settings: Mapping[str, Any]) -> Stream | Mixe
     first = {name: value for name, value in settings.items() if name != "mix"}
     config = StreamConfig.from_mapping(first)
     mix = settings.get("mix", {})
+    if not isinstance(mix, Mapping):
+        raise InputError(f"stream settings: mix is {mix!r}: it has to be an object", reason="stream-setting")
     if not mix:
         return Stream(cache, config)
     sources, rest = [], 1.0
     for name, values in mix.items():
-        if name == FIRST or not {"cache", "probability"} <= set(values):
+        if name == FIRST or not _is_source(values):
             raise InputError(
-                f"stream settings: mix.{name} needs a cache and a probability, and a name but {FIRST!r}",
+                f"stream settings: mix.{name} needs a cache (its folder or URL) and a probability "
+                f"(a number), and a name but {FIRST!r}",
                 reason="stream-setting",
             )
         changes = {key: value for key, value in values.items() if key not in ("cache", "probability")}
@@ -162,6 +165,13 @@ def open_stream(cache: Path | str, settings: Mapping[str, Any]) -> Stream | Mixe
         sources.append(Source(name=name, stream=Stream(values["cache"], own), probability=probability))
     sources.insert(0, Source(name=FIRST, stream=Stream(cache, config), probability=rest))
     return MixedStream(sources, seed=config.seed, epoch_size=config.sampling.epoch_size)
+
+
+def _is_source(values: Any) -> bool:
+    if not isinstance(values, Mapping) or not isinstance(values.get("cache"), str | Path):
+        return False
+    probability = values.get("probability")
+    return isinstance(probability, int | float) and not isinstance(probability, bool)
 
 
 def merged_settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

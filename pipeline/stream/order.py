@@ -20,7 +20,8 @@ from megafold.pipeline.errors import InputError
 class SamplerState:
     """Where training stands: everything needed to go on exactly.
 
-    ``position`` counts the samples of the epoch that all ranks together have had.
+    ``position`` counts the samples of the epoch that all ranks together have had. ``seed`` is a record of the
+    stream's, which alone decides samples (``StreamConfig.seed``): order needs none.
     """
 
     seed: int = 0

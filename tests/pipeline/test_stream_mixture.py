@@ -122,7 +122,12 @@ def test_a_file_of_settings_makes_a_stream_or_a_mixture(caches):
     assert stream.seed == 5
     with pytest.raises(InputError, match=r'"n_tokens" not found'):
         open_stream(caches[0], {"mix": {"more": {**more, "sampling": {"where": "n_tokens > 3"}}}})
-    with pytest.raises(InputError, match=r"mix\.more needs a cache and a probability"):
-        open_stream(caches[0], {"mix": {"more": {"cache": "x"}}})
+    for wrong in ({"cache": "x"}, 5, {**more, "cache": 5}, {**more, "probability": "half"}):
+        with pytest.raises(InputError, match=r"mix\.more needs a cache .* and a probability"):
+            open_stream(caches[0], {"mix": {"more": wrong}})
+    with pytest.raises(InputError, match=r"mix is \['more'\]: it has to be an object"):
+        open_stream(caches[0], {"mix": ["more"]})
+    with pytest.raises(InputError, match="the probabilities of main, more are"):
+        open_stream(caches[0], {"mix": {"more": {**more, "probability": float("nan")}}})
     with pytest.raises(InputError, match="unknown mixx in stream"):
         open_stream(caches[0], {"mixx": {}})
