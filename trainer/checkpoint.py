@@ -3,7 +3,7 @@
 import contextlib
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,8 +116,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged or foreign file
+        # Not with torch's own text: it advises to load the file without weights_only.
         raise CheckpointError(
-            f"{path}: not a readable checkpoint ({error}); take an older one of the same folder"
+            f"{path}: not a readable checkpoint ({type(error).__name__}): damaged, or another kind of file. "
+            "Move it away, and --resume takes the one before it in the same folder"
         ) from error
     if not isinstance(state, dict) or state.keys() != _PARTS:
         raise CheckpointError(f"{path}: not a checkpoint of a training run")
@@ -135,16 +137,20 @@ def require_same_data(path: Path, stored: Mapping[str, Any], present: Mapping[st
     Raises:
         CheckpointError: they differ; the message names where.
     """
-    differences = [
-        f"{name}: then {stored.get(name)!r}, now {present.get(name)!r}"
-        for name in sorted(stored.keys() | present.keys())
-        if stored.get(name) != present.get(name)
-    ]
-    if differences:
+    if differences := list(_differences(stored, present)):
         raise CheckpointError(
             f"{path} was trained on other data ({'; '.join(differences)}). Resume with the same manifest and "
-            "stream settings, or allow other data explicitly (allow_other_data)."
+            "stream settings, or allow other data (--allow-other-data)."
         )
+
+
+def _differences(stored: Mapping[str, Any], present: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    for name in sorted(stored.keys() | present.keys()):
+        then, now = stored.get(name), present.get(name)
+        if isinstance(then, Mapping) and isinstance(now, Mapping):
+            yield from _differences(then, now, f"{within}{name}.")
+        elif then != now:
+            yield f"{within}{name} was {then!r}, is {now!r}"
 
 
 def with_new_parts(state: dict[str, Any], model: nn.Module, prefix: str) -> dict[str, Any]:

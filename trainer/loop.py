@@ -413,6 +413,12 @@ class Trainer:
         """
         state = load_checkpoint(path)
         same_data = state["data"] == dict(self._feed.identity)
+        preset = state["config"].get("preset")
+        if preset != self.config.preset:
+            raise CheckpointError(
+                f"{path} is of another network: its preset is {preset!r} and not {self.config.preset!r}; "
+                f"resume with --preset {preset}, or give another output folder"
+            )
         if not allow_other_data:
             require_same_data(path, state["data"], self._feed.identity)
         grown = with_new_parts(state, self.model, "confidence.")
@@ -425,8 +431,7 @@ class Trainer:
             load_optimizer(self.optimizer, state["optimizer"])
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
-                f"{path} is of another network than preset {self.config.preset!r} makes "
-                f"(its own: {state['config'].get('preset')!r}): {error}"
+                f"{path} is of another network than preset {self.config.preset!r} makes: {error}"
             ) from error
         self.step = self._saved_step = state["step"]
         self.skipped = state["skipped"]

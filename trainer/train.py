@@ -164,12 +164,14 @@ def _begin(trainer: Trainer, folder: Path, resume: Resume | None) -> None:
     if resume is None:
         if latest is not None:
             raise CheckpointError(
-                f"{folder} holds a run ({latest.name}): resume it, or give another output folder"
+                f"{folder} holds a run ({latest.name}): resume it (--resume), or give another output folder"
             )
         return
     path = resume.path or latest
     if path is not None:
         trainer.resume(path, allow_other_data=resume.allow_other_data)
+    elif trainer.ranks.is_first:
+        print(f"{folder} has no checkpoint to go on from: the run begins at its start", flush=True)
 
 
 def _sample(

@@ -290,6 +290,20 @@ def test_other_data_are_refused_unless_allowed(tmp_path):
     require_same_data(path, IDENTITY, dict(IDENTITY))
 
 
+def test_of_settings_those_that_differ_are_told_alone(tmp_path):
+    stored = {"manifest": "ab", "stream": {"seed": 0, "crop": {"tokens": 384, "atoms": 4608}}}
+    present = {"manifest": "ab", "stream": {"seed": 0, "crop": {"tokens": 640, "atoms": 4608}}}
+    with pytest.raises(CheckpointError) as error:
+        require_same_data(tmp_path / "step.pt", stored, present)
+    assert "(stream.crop.tokens was 384, is 640)" in str(error.value)
+
+
+def test_another_preset_is_refused_by_name(tmp_path):
+    path = make_trainer(tmp_path, steps=2, preset="tiny").run().checkpoint
+    with pytest.raises(CheckpointError, match=r"step-00000002\.pt.*resume with --preset tiny"):
+        make_trainer(tmp_path, preset="small").resume(path)
+
+
 def test_another_network_is_refused(tmp_path):
     path = make_trainer(tmp_path, steps=2).run().checkpoint
     with pytest.raises(CheckpointError, match=r"step-00000002\.pt.*another network"):
