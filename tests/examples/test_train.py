@@ -98,3 +98,13 @@ def test_two_devices_share_the_samples(cache, losses, tmp_path):
     assert first == pytest.approx(np.mean(alone), abs=2e-4)
     assert len(set(alone)) == 2
     assert torch.load(checkpoint)["sampler"] == {"seed": 0, "epoch": 1, "position": 1}  # 4 of 3 an epoch
+
+
+def test_operators_in_another_model_give_what_it_gave(monkeypatch, capsys):
+    """The example's modules are written without the operators, too: einsum, and PyTorch's own attention."""
+    arguments = ["kernels_alone", "--device", "cpu", "--backend", "eager", "--tokens", "12"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(str(EXAMPLES / "kernels_alone.py"), run_name="__main__")
+    off = [float(value) for value in re.findall(r"by (\S+) at most", capsys.readouterr().out)]
+    assert len(off) == 2
+    assert max(off) < 1e-5
