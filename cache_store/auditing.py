@@ -133,7 +133,6 @@ def _tables(store: Store) -> Iterator[StoreFinding]:
 
 
 def _refs(store: Store) -> Iterator[StoreFinding]:
-    manifests = frozenset(store.manifests())
     for name in store.refs():
         path = store.ref_path(name)
         try:
@@ -147,7 +146,8 @@ def _refs(store: Store) -> Iterator[StoreFinding]:
                 "Write a manifest's name into it, or remove it and build again.",
             )
             continue
-        if digest is not None and digest not in manifests:
+        # Listed after the ref is read: a build may publish another snapshot meanwhile.
+        if digest is not None and digest not in set(store.manifests()):
             message = f"it names the manifest {digest}, which is not there"
             yield StoreFinding("dangling-ref", name, path, message, "Build again, or name another manifest.")
 

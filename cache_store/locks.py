@@ -1,5 +1,6 @@
 """Locks that the kernel releases when their process dies, however it dies."""
 
+import contextlib
 import datetime
 import errno
 import fcntl
@@ -111,8 +112,13 @@ class BuildLock(KernelLock):
             "pid": os.getpid(),
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
-        # A note that a killed process left is never read: the next holder replaces it.
-        files.publish(self._note, json.dumps(holder).encode(), 0o644)
+        try:
+            # A note that a killed process left is never read: the next holder replaces it.
+            files.publish(self._note, json.dumps(holder).encode(), 0o644)
+        except WriteFailed:
+            # A full disk has no room for a note, and collecting garbage, which makes room, needs the lock.
+            with contextlib.suppress(OSError):
+                self._note.unlink()
 
     @property
     def _note(self) -> Path:

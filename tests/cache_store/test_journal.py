@@ -148,3 +148,20 @@ def test_replay_reads_a_line_when_it_is_asked_for(journal: Journal):
     assert (
         peak < journal.path.stat().st_size * 3
     )  # a line, its record, and the record's line to compare it with
+
+
+def test_a_new_journal_is_in_its_folder_before_a_record_counts(journal: Journal, monkeypatch):
+    synced: list[int] = []
+    monkeypatch.setattr(journal_module.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    journal.append(RECORDS[0])
+    folder, file = journal.path.parent.stat().st_ino, journal.path.stat().st_ino
+    assert synced[-2:] == [folder, file]
+
+
+def test_a_line_is_written_to_its_end(journal: Journal, monkeypatch):
+    """A signal or a nearly full disk may take a part of it alone."""
+    write = os.write
+    monkeypatch.setattr(journal_module.os, "write", lambda fd, data: write(fd, bytes(data[:7])))
+    for record in RECORDS:
+        journal.append(record)
+    assert list(journal.replay()) == RECORDS

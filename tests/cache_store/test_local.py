@@ -6,8 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from megafold.cache_store import Digest, LocalStore, NotACache, ReadOnlyCache, Store, WriteFailed, audit
-from tests.cache_store.store_conformance import StoreConformance, small_content, small_manifest
+from megafold.cache_store import (
+    CorruptManifest,
+    CorruptObject,
+    Digest,
+    LocalStore,
+    LockHeld,
+    NotACache,
+    ReadOnlyCache,
+    Store,
+    SwappedObject,
+    WriteFailed,
+    audit,
+    collect,
+    local,
+    objects,
+)
+from megafold.cache_store.ledger import ledger_table
+from megafold.cache_store.locks import KernelLock
+from tests.cache_store.store_conformance import ABSENT, StoreConformance, small_content, small_manifest
 
 
 @pytest.fixture
@@ -175,14 +192,19 @@ def test_leftovers_are_swept_when_old_and_nobody_builds(store: LocalStore):
     assert list(store.digests()) == [digest]
     assert list(store.temporary_files()) == [leftover]
     assert list(store.foreign_files()) == [misplaced, stranger]
+    for name in ("refs", "journal"):
+        (store.path / name).mkdir()
+        (store.path / name / ".tmp-2-cd").write_bytes(b"half a ref")
+    assert list(store.refs()) == list(store.journals()) == []
+    leftovers = {store.path / "journal" / ".tmp-2-cd", store.path / "refs" / ".tmp-2-cd", leftover}
     assert {(finding.kind, finding.path) for finding in audit(store, [digest])} == {
-        ("temporary-file", leftover),
+        *(("temporary-file", path) for path in leftovers),
         ("foreign-file", misplaced),
         ("foreign-file", stranger),
     }
     assert store.sweep() == []
     with store.build_lock() as lock:
-        assert store.sweep(older_than_s=0, lock=lock) == [leftover]
+        assert set(store.sweep(older_than_s=0, lock=lock)) == leftovers
     assert not list(store.temporary_files())
     assert stranger.exists()
 
@@ -197,3 +219,132 @@ def test_an_object_that_is_there_needs_no_right_to_touch_it(
 
     monkeypatch.setattr(os, "utime", refuse)
     assert store.put(small_content()) == digest
+
+
+def test_an_object_that_is_wanted_again_is_young_again(store: LocalStore):
+    digest = store.put(small_content())
+    os.utime(store.object_path(digest), (1, 1))
+    assert store.age_s(digest) > 1e9
+    store.put(small_content())
+    assert store.age_s(digest) < 600
+    assert collect(store, frozenset(), older_than_s=600).too_young == 1
+
+
+def test_one_process_at_a_time_moves_a_ref(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    manifest = store.put_manifest(small_manifest())
+    monkeypatch.setattr(local, "_REF_LOCK_WAIT_S", 0.0)
+    with KernelLock(store.path / "locks" / "refs"), pytest.raises(LockHeld):
+        store.move_ref("main", None, manifest)
+    store.move_ref("main", None, manifest)
+
+
+def test_what_a_seal_says_of_the_content_is_not_taken_for_it(store: LocalStore):
+    """Files that were written with a wrong digest: whole to the last bit, and not what their names say."""
+    digest = store.put(small_content(1))
+    path = store.object_path(digest)
+    path.chmod(0o644)
+    path.write_bytes(objects.encode(small_content(2), digest))
+    store.quick_check(digest)
+    with pytest.raises(SwappedObject, match=str(small_content(2).digest())):
+        store.check(digest)
+
+    for table, place, read, check in (
+        (small_manifest(note="other"), store.manifest_path, store.manifest, store.check_manifest),
+        (ledger_table([]), store.ledger_path, store.ledger, store.check_ledger),
+    ):
+        place(ABSENT).parent.mkdir()
+        place(ABSENT).write_bytes(table.to_parquet(ABSENT))
+        read(ABSENT)
+        with pytest.raises(CorruptManifest, match=str(table.digest())):
+            check(ABSENT)
+
+
+def test_tables_under_other_names_and_in_other_places(store: LocalStore):
+    first, second = small_manifest(note="1"), small_manifest(note="2")
+    digest = store.put_manifest(first)
+    path = store.manifest_path(second.digest())
+    path.write_bytes(store.manifest_path(digest).read_bytes())
+    with pytest.raises(CorruptManifest, match=f"holds the manifest {digest}"):
+        store.manifest(second.digest())
+    store.put_ledger([])
+    store.ledger_path(digest).write_bytes(store.manifest_path(digest).read_bytes())
+    for read in (store.ledger, store.check_ledger):
+        with pytest.raises(CorruptManifest, match="not a ledger"):
+            read(digest)
+
+
+def test_files_that_cannot_be_read_are_damage(store: LocalStore):
+    """As a disk's bad sector is; here something that is no file."""
+    digest, manifest = store.put(small_content()), store.put_manifest(small_manifest())
+    for path in (store.object_path(digest), store.manifest_path(manifest)):
+        path.unlink()
+        path.mkdir()
+    for check in (store.check, store.quick_check):
+        with pytest.raises(CorruptObject, match="cannot be read"):
+            check(digest)
+    with pytest.raises(CorruptManifest, match="cannot be read"):
+        store.manifest(manifest)
+
+
+def test_what_others_remove_meanwhile_ends_neither_a_collection_nor_an_audit_nor_a_sweep(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+):
+    garbage = store.put(small_content())
+    monkeypatch.setattr(store, "digests", lambda: iter([ABSENT, garbage]))
+    monkeypatch.setattr(store, "manifests", lambda: iter([ABSENT]))
+    assert {finding.kind for finding in audit(store, [])} == {"unreferenced-object", "corrupt-manifest"}
+    assert collect(store, frozenset(), older_than_s=0).removed == (garbage,)
+    monkeypatch.setattr(local.files, "temporary_files", lambda path: iter([path / ".tmp-gone"]))
+    assert store.sweep(older_than_s=0) == []
+
+
+def test_a_snapshot_that_is_published_during_an_audit_is_no_finding(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+):
+    store.move_ref("main", None, store.put_manifest(small_manifest(note="1")))
+    read = store.ref
+
+    def published_just_now(name: str) -> Digest | None:
+        before = read(name)
+        new = store.put_manifest(small_manifest(note="2"))
+        if before is not None and before != new:
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "ref", read)
+                store.move_ref(name, before, new)
+        return read(name)
+
+    monkeypatch.setattr(store, "ref", published_just_now)
+    assert audit(store, []) == []
+
+
+def test_a_refusal_to_remove_says_that_the_cache_is_read_only(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+):
+    garbage = store.put(small_content())
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ReadOnlyCache):
+        store.delete(garbage)
+
+
+def test_garbage_makes_room_on_a_full_disk(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    """Where there is no room for the note of who has the lock, nor for anything else."""
+    garbage = store.put(small_content())
+    with store.build_lock():
+        pass
+    note = store.path / "locks" / "build.holder"
+    assert note.exists()
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with store.build_lock() as lock:
+            assert not note.exists(), "an old note would name somebody else"
+            assert collect(store, frozenset(), older_than_s=0, lock=lock).removed == (garbage,)
+    with store.build_lock():
+        assert note.exists()

@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from megafold.cache_store import BuildLock, LockHeld, WriteFailed
+from megafold.cache_store import BuildLock, LockHeld, WriteFailed, locks
 
 
 def test_a_lock_nests_in_one_object_and_excludes_others(tmp_path: Path):
     lock, other = BuildLock(tmp_path / "locks" / "build"), BuildLock(tmp_path / "locks" / "build")
     assert not lock.held
     lock.release()
-    with lock, lock:
+    with lock:
+        with lock:
+            assert lock.held
+        # As a sweep within a build is: what it releases is not the build's.
         assert lock.held
         with pytest.raises(LockHeld):
             other.acquire()
@@ -58,3 +61,22 @@ def test_a_forked_child_does_not_keep_a_lock_that_was_released(tmp_path: Path):
     with BuildLock(tmp_path / "build"):
         os.close(there)
         os.waitpid(child, 0)
+
+
+def test_a_negative_wait_has_no_end(tmp_path: Path, monkeypatch):
+    holder = BuildLock(tmp_path / "build")
+    holder.acquire()
+    monkeypatch.setattr(locks.time, "sleep", lambda _: holder.release())
+    with BuildLock(tmp_path / "build", wait=-1) as lock:
+        assert lock.held
+
+
+def test_a_lock_that_is_not_had_leaves_no_file_open(tmp_path: Path):
+    with BuildLock(tmp_path / "build"):
+        free = os.open(tmp_path, os.O_RDONLY)
+        os.close(free)
+        with pytest.raises(LockHeld):
+            BuildLock(tmp_path / "build").acquire()
+        again = os.open(tmp_path, os.O_RDONLY)
+        os.close(again)
+    assert again == free

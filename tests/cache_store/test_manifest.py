@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from megafold.cache_store import ContentError, Manifest
+from megafold.cache_store import manifest as manifest_module
 from tests.cache_store.store_conformance import small_manifest
 
 DAY = datetime.date(2020, 2, 29)
@@ -166,3 +167,15 @@ def test_reading_starts_no_thread(tmp_path: Path):
     )
     shown = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert shown.stdout == "0\n"
+
+
+def test_another_format_is_told(monkeypatch: pytest.MonkeyPatch):
+    written = manifest_module.canonical_json
+
+    def later(value):
+        return written({**value, "format": 2} if "format" in value else value)
+
+    monkeypatch.setattr(manifest_module, "canonical_json", later)
+    data = Manifest(pa.table({"a": [1]}), {}).to_parquet()
+    with pytest.raises(ValueError, match="it has format 2, and this version of megafold reads format 1"):
+        Manifest.from_parquet(data)

@@ -3,6 +3,8 @@ import gc
 import multiprocessing
 import os
 import pickle
+import struct
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from megafold.cache_store import (
     read_many,
 )
 from megafold.cache_store.reader import run
-from megafold.cache_store.zarr_file import SerialPipeline, parse_metadata
+from megafold.cache_store.zarr_file import SerialPipeline, ZippedGroup, parse_metadata
 from tests.cache_store.store_conformance import flip
 
 
@@ -248,3 +250,23 @@ def test_coroutines_that_wait_run_on_the_event_loop():
     assert run(gathers) == ["done", "done"]
     with pytest.raises(KeyError):
         run(fails)
+
+
+def test_a_file_system_that_gives_a_little_at_a_time_is_read_to_the_end(store, content, monkeypatch):
+    """As some network file systems do where a signal comes between."""
+    digest, pread = store.put(content), os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 11), offset))
+    with store.open(digest) as reader:
+        assert reader.read_all().digest() == digest
+
+
+def test_members_with_extra_fields_are_read(tmp_path: Path):
+    """As zip files have where a member is larger than 4 GiB."""
+    path = tmp_path / "large.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        member = zipfile.ZipInfo("zarr.json")
+        member.extra = struct.pack("<HH8s", 0xCAFE, 8, b"whatever")
+        archive.writestr(member, b"{}")
+    group = ZippedGroup(path)
+    assert bytes(group.read_checked("zarr.json")) == b"{}"
+    group.close()
