@@ -282,7 +282,13 @@ class TemplateTask(SequenceTask):
     def run(self, worker: WorkerContext) -> Outcome:
         """See :class:`Task`."""
         sequence = worker.sequence(self.structure, self.entity_id)
-        read = featurize_templates(sequence, self.files, worker.templates(self.structures))
+        templates = worker.templates(self.structures)
+        read = featurize_templates(sequence, self.files, templates)
+        if changed := templates.changed(self.structures):
+            raise InputError(
+                f"{self.label}: template structure {changed[0]} changed while it was built from; build again",
+                reason="changed-meanwhile",
+            )
         return self.outcome(worker, read.content, read.failures, "hits")
 
 

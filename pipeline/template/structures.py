@@ -55,6 +55,8 @@ class TemplateStructures:
         self._paths: dict[str, Path] = {}
         self._capacity = capacity
         self._loaded: OrderedDict[str, TemplateEntry] = OrderedDict()
+        #: Of every entry that was loaded, also of those that are no longer kept.
+        self._read_digests: dict[str, str] = {}
         self._stored = [StoredStructures(Path(folder)) for folder in folders if is_cache(Path(folder))]
         for folder in folders:
             for path in _cif_files(Path(folder)) if not is_cache(Path(folder)) else ():
@@ -93,9 +95,17 @@ class TemplateStructures:
             key = entry.lower()
             if (key in self) != bool(digest):
                 return False
-            if (key in self._loaded or key not in self._paths) and digest and self.digest(key) != digest:
+            if key not in self._paths and digest and self.digest(key) != digest:
                 return False
-        return True
+        return not self.changed(digests)
+
+    def changed(self, digests: Mapping[str, str]) -> list[str]:
+        """The entries whose structures, as they were read here last, are not those of ``digests``."""
+        return [
+            entry
+            for entry, digest in digests.items()
+            if self._read_digests.get(entry.lower(), digest) != digest
+        ]
 
     def load(self, entry: str) -> TemplateEntry | None:
         """The chains and release date of an entry, None where there is no structure of it.
@@ -118,6 +128,7 @@ class TemplateStructures:
         else:
             return None
         self._loaded[key] = loaded
+        self._read_digests[key] = loaded.digest
         while len(self._loaded) > self._capacity:
             self._loaded.popitem(last=False)
         return loaded

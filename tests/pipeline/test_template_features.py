@@ -2,7 +2,10 @@
 
 import functools
 import gzip
+import hashlib
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import gemmi
 import numpy as np
@@ -10,7 +13,8 @@ import pytest
 
 from megafold.cache_store import LocalStore
 from megafold.pipeline import schema
-from megafold.pipeline.errors import TemplateError
+from megafold.pipeline.builder.tasks import Outcome, TemplateTask
+from megafold.pipeline.errors import InputError, TemplateError
 from megafold.pipeline.schema import AMINO_ACIDS, RESTYPES
 from megafold.pipeline.template import VERSION, TemplateStructures, featurize_templates
 from megafold.pipeline.template.structures import TemplateEntry
@@ -444,3 +448,48 @@ def test_every_structure_of_the_corpus_loads(corpus_dir):
             assert np.isfinite(chain.atom_pos[:, 1]).any()
             n_chain += 1
     assert n_chain > 20
+
+
+def test_a_structure_that_changes_is_told_from_the_one_that_was_read(tmp_path):
+    """Also once others have been read, which are kept in its place."""
+    first, second = write_structure(tmp_path, "1abc"), write_structure(tmp_path, "2xyz")
+    structures = TemplateStructures([tmp_path], capacity=1)
+    digests = {"1ABC": sha256(first), "2xyz": sha256(second), "9zzz": ""}
+    assert structures.changed(digests) == []
+    load(structures, "1abc")
+    load(structures, "2xyz")
+    assert structures.agrees_with(digests)
+    write_structure(tmp_path, "1abc", NEW_DATES)
+    edited = {**digests, "1ABC": sha256(first)}
+    assert structures.changed(edited) == ["1ABC"]
+    assert not structures.agrees_with(edited)
+    load(structures, "1abc")
+    assert structures.changed(digests) == ["1ABC"]
+    assert structures.agrees_with(edited)
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_structure_edited_during_a_build_is_never_anothers_template(tmp_path):
+    """The recipe has the digest of the file as the build found it, the worker reads it later."""
+    path, hits = write_structure(tmp_path / "pdb", "1abc"), write_hits(tmp_path, ("1abc_H/1-5", "GASMK"))
+    worker: Any = SimpleNamespace(
+        sequence=lambda structure, entity: "GASMK",
+        templates=lambda digests: TemplateStructures([tmp_path / "pdb"]),
+        publish=lambda content: "published",
+    )
+    task = TemplateTask(
+        recipe="r",
+        label="protein",
+        structure="s",
+        entity_id=1,
+        files=(hits,),
+        structures={"1abc": sha256(path)},
+    )
+    assert task.run(worker) == Outcome(result={"object": "published", "hits": 1})
+    write_structure(tmp_path / "pdb", "1abc", NEW_DATES)
+    with pytest.raises(InputError, match="protein: template structure 1abc changed") as caught:
+        task.run(worker)
+    assert caught.value.reason == "changed-meanwhile"
