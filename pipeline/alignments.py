@@ -32,7 +32,7 @@ from megafold.pipeline.errors import AlignmentError, InputError
 from megafold.pipeline.msa import keyed_csv
 from megafold.pipeline.msa.alphabet import Alphabet
 from megafold.pipeline.msa.source import parse_alignment
-from megafold.pipeline.msa.text import plain_name, read_text
+from megafold.pipeline.msa.text import AlignmentText, plain_name, read_text
 from megafold.pipeline.schema import MolType
 
 FileKind = Literal["msa", "hits"]
@@ -41,6 +41,8 @@ _STOCKHOLM_SUFFIXES: Final = (".sto", ".stockholm")
 _A3M_SUFFIXES: Final = (".a3m", ".a2m")
 _HIT_NAME: Final = re.compile(r"hmmsearch|template|pdb70|pdb100|pdb_?hits|pdb_?seqres")
 _HEAD_BYTES: Final = 1024
+#: Of an A3M file, where its query is looked for before all of it is read.
+_QUERY_BYTES: Final = 1 << 16
 _DIGEST_DIGITS: Final = 16
 
 
@@ -92,17 +94,17 @@ def file_kind(path: Path) -> FileKind | None:
     return "msa"
 
 
-def _head(path: Path) -> bytes:
+def _head(path: Path, size: int = _HEAD_BYTES) -> bytes:
     """The first bytes of a file, decompressed; nothing where it cannot be read (whoever reads it says so)."""
     try:
         with open(path, "rb") as file:
             magic = file.read(4)
             file.seek(0)
             if magic.startswith(GZIP_MAGIC):
-                return gzip.GzipFile(fileobj=file).read(_HEAD_BYTES)
+                return gzip.GzipFile(fileobj=file).read(size)
             if magic == ZSTD_MAGIC:
-                return zstandard.ZstdDecompressor().stream_reader(file).read(_HEAD_BYTES)
-            return file.read(_HEAD_BYTES)
+                return zstandard.ZstdDecompressor().stream_reader(file).read(size)
+            return file.read(size)
     except (OSError, EOFError, zlib.error, zstandard.ZstdError):
         return b""
 
@@ -190,11 +192,23 @@ def _name(item: os.DirEntry[str]) -> str:
 def _asks(files: ChainAlignments, sequence_digest: str) -> bool:
     """Whether an alignment among the files has the sequence as its query."""
     for path in files.msas:
+        head = _head(path, _QUERY_BYTES)
+        # Records that are whole, as another begins behind them; nothing, unless it is an A3M file.
+        begun = AlignmentText(name=path.name, digest="", data=head[: head.rfind(b"\n>") + 1])
+        if _has_query(begun, sequence_digest):
+            return True
         try:
-            alignments = parse_alignment(read_text(path), Alphabet.of(MolType.PROTEIN))
+            text = read_text(path)
         except AlignmentError:
             continue
-        digests = {hashlib.sha256(item.query.encode()).hexdigest() for item in alignments}
-        if sequence_digest in digests:
+        if _has_query(text, sequence_digest):
             return True
     return False
+
+
+def _has_query(text: AlignmentText, sequence_digest: str) -> bool:
+    try:
+        alignments = parse_alignment(text, Alphabet.of(MolType.PROTEIN))
+    except AlignmentError:
+        return False
+    return sequence_digest in {hashlib.sha256(item.query.encode()).hexdigest() for item in alignments}

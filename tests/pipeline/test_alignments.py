@@ -8,6 +8,7 @@ import pickle
 import pytest
 import zstandard
 
+from megafold.pipeline import alignments
 from megafold.pipeline.alignments import AlignmentIndex, ChainAlignments, file_kind
 from megafold.pipeline.errors import InputError
 
@@ -108,6 +109,30 @@ def test_queries_decide_between_label_and_author(root):
     assert find(root, "1abc", "A", "H", DIGEST).source == "author"
     put(root / "1abc_H", "b.a3m", data=b">q\nCCC\n")
     assert find(root, "1abc", "A", "H", DIGEST).source == "label"
+
+
+def test_of_a_long_alignment_the_query_alone_is_read(root, monkeypatch):
+    deep = b">q\nMK\nV\n" + b">row\nM-V\n" * 20000
+    put(root / "1abc_A", "a.a3m.gz", data=gzip.compress(deep))
+    put(root / "1abc_H", "b.a3m")
+    with monkeypatch.context() as patch:
+        patch.delattr(alignments, "read_text")
+        assert find(root, "1abc", "A", "H", DIGEST).source == "label"
+    # Where that is another one, a further alignment in the file may be of the chain.
+    put(root / "1abc_A", "a.a3m.gz", data=gzip.compress(deep.replace(b"MK\n", b"WK\n") + b"\0>q\nMKV\n"))
+    assert find(root, "1abc", "A", "H", DIGEST).source == "label"
+    put(root / "1abc_A", "a.a3m.gz", data=gzip.compress(deep.replace(b"MK\n", b"WK\n")))
+    assert find(root, "1abc", "A", "H", DIGEST).source == "author"
+
+
+@pytest.mark.parametrize("rest", [b"", b"MK\n", b">row\nMKV\n"])
+def test_a_query_that_goes_on_is_not_taken_for_its_beginning(root, monkeypatch, rest):
+    """Lines after the bytes that are read first belong to it."""
+    data = b">q\nMKV\n" + rest
+    put(root / "1abc_A", "a.a3m", data=data)
+    put(root / "1abc_H", "b.a3m", data=b">q\nMKV\n>row\nMKV\n")
+    monkeypatch.setattr(alignments, "_QUERY_BYTES", 7)
+    assert find(root, "1abc", "A", "H", DIGEST).source == ("author" if rest == b"MK\n" else "label")
 
 
 def test_case_of_chains_and_underscores_in_entries(root):
