@@ -140,7 +140,8 @@ def assign_clusters(
 
     The attribute is the clustering's identity with the number of distinct proteins (``proteins``), of their
     clusters (``clusters``), of those the clustering could not place (``unplaced``), and its own numbers.
-    Where the snapshot ``before`` has the same proteins, clustered in the same way, its clusters are taken.
+    Where the snapshot ``before`` has the same proteins (for a clustering that asks for names, the same
+    entries and structures), clustered in the same way, its clusters are taken.
 
     Raises:
         InputError: the clusters cannot be made.
@@ -170,8 +171,9 @@ def _remembered(
     before: Manifest, clustering: Clustering, proteins: Proteins
 ) -> tuple[dict[str, str], dict[str, Any]] | None:
     attribute: Any = before.attributes.get("clusters", {})
-    same = all(attribute.get(name) == value for name, value in clustering.identity.items())
-    if not clustering.by_sequence_alone or not same:
+    if any(attribute.get(name) != value for name, value in clustering.identity.items()):
+        return None
+    if not clustering.by_sequence_alone and not _same_structures(before, proteins.rows):
         return None
     names = ("mol_type", "n_residue", "sequence_digest", "cluster")
     chains = pa.table({name: chain_column(before.table, name) for name in names})
@@ -181,6 +183,11 @@ def _remembered(
         for chain in filter(is_clustered, distinct.to_pylist())
     }
     return (placed, dict(attribute)) if sorted(placed) == proteins.digests else None
+
+
+def _same_structures(before: Manifest, rows: Iterable[Mapping[str, Any]]) -> bool:
+    columns = (before.table[name].to_pylist() for name in ("entry", "structure"))
+    return sorted(zip(*columns, strict=True)) == sorted((row["entry"], row["structure"]) for row in rows)
 
 
 def _cluster(chain: Mapping[str, Any], placed: Mapping[str, str]) -> str:

@@ -11,9 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from megafold.cache_store import LocalStore
+from megafold.cache_store import LocalStore, Manifest
 from megafold.pipeline.builder import verify
 from megafold.pipeline.builder.config import BuildConfig, Resources, Sources
 from megafold.pipeline.builder.engine import Build, BuildReport
@@ -25,6 +26,7 @@ from megafold.pipeline.clusters import (
     assign_clusters,
     choose_clustering,
 )
+from megafold.pipeline.clusters.assign import Proteins
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.manifest import EntryRow, entry_rows
 from megafold.pipeline.stream.sampling import target_weights
@@ -216,6 +218,36 @@ def test_entities_are_those_of_the_files(by_sequence, tmp_path):
         "contradicted": 0,
         "by_identity": 2,  # a peptide and an RNA chain
     }
+
+
+def test_structures_are_opened_for_their_entities_once(by_sequence, tmp_path, monkeypatch):
+    """What a file of entities said of the same structures stands in the last snapshot."""
+    file = tmp_path / "clusters.txt"
+    file.write_text("9ZZZ_1 1CCC_1\n1AAA_5 1BBB_1\n")
+    clustering = choose_clustering(str(file))[0]
+    store = LocalStore.at(by_sequence[0])
+    plain = store.manifest()
+    made = plain.table.to_pylist()
+    attributes = {**plain.attributes, "clusters": assign_clusters(made, clustering, store, plain)}
+    before = Manifest(pa.Table.from_pylist(made, schema=plain.table.schema), attributes)
+    opened: list[str] = []
+    honest = Proteins._entities
+
+    def told(proteins: Proteins, structure: str) -> list:
+        opened.append(structure)
+        return honest(proteins, structure)
+
+    monkeypatch.setattr(Proteins, "_entities", told)
+    again = plain.table.to_pylist()[::-1]
+    assert assign_clusters(again, clustering, store, before) == attributes["clusters"]
+    assert again[::-1] == made
+    assert opened == []
+    fewer = plain.table.to_pylist()[1:]
+    assert assign_clusters(fewer, clustering, store, before)["proteins"] == 2
+    assert len(opened) == 3
+    file.write_text("9ZZZ_1 1CCC_1\n")
+    assert assign_clusters(again, choose_clustering(str(file))[0], store, before)["unplaced"] == 2
+    assert len(opened) == 7
 
 
 def test_chains_of_one_sequence_stay_together_where_a_file_parts_them(by_sequence, tmp_path):
