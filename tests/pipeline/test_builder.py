@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -11,26 +12,36 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from megafold.cache_store import (
     JSON,
     MAIN_REF,
+    Content,
     Digest,
     LocalStore,
+    LockHeld,
     Manifest,
     MissingManifest,
+    RefMoved,
     WriteFailed,
 )
 from megafold.cli.main import group
+from megafold.pipeline.builder import recipes
 from megafold.pipeline.builder.config import BuildConfig, FailureLimit, Resources, Sources
 from megafold.pipeline.builder.engine import Build, BuildReport
+from megafold.pipeline.builder.known import Known
+from megafold.pipeline.builder.planner import Planner
 from megafold.pipeline.builder.progress import BuildProgress
+from megafold.pipeline.corpus import discover
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.manifest import entry_rows
 from megafold.pipeline.sample_corpus import write_sample_corpus
+from megafold.pipeline.structure import StructureOptions
 from tests.pipeline.structure_files import CifFile
 
 ENTRIES = 10
@@ -331,6 +342,61 @@ def test_lost_or_damaged_snapshot_is_made_again(built, sample, tmp_path, what):
     assert build(sample, cache).computed == {}
 
 
+def test_every_task_knows_the_digests_of_all_files_that_it_reads(built, sample):
+    """What it reads is compared with these when it ends."""
+    store, structures = LocalStore.at(built[0]), sample / "structures"
+    sources = Sources(corpus=structures, alignments=sample / "alignments", template_structures=(structures,))
+    before = Known(store, "dictionary")
+    before.add_manifest(store.manifest(), with_failures=True)
+    planner = Planner(sources, discover(structures), StructureOptions(), Known(store, "dictionary"))
+    tasks: list[Any] = planner.start()
+    for task in list(tasks):
+        outcome = before.find(task.recipe)
+        assert outcome is not None
+        tasks += planner.settle(task, outcome)
+    assert {task.stage for task in tasks} == {"structure", "component", "msa", "template"}
+    for task in tasks:
+        files = [task.path] if task.stage == "structure" else getattr(task, "files", ())
+        assert task.digests == {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("what", ["component", "rdkit"])
+def test_conformers_of_another_version_are_made_again(built, monkeypatch, what):
+    store = LocalStore.at(built[0])
+    manifest = store.manifest()
+    with store.open(Digest.parse(str(manifest.attributes["components"]))) as reader:
+        attributes: Any = reader.attributes
+        key, definition = attributes["keys"][0], attributes["digests"][0]
+
+    def found() -> object:
+        known = Known(store, "dictionary")
+        known.add_manifest(manifest, with_failures=True)
+        return known.find_reference(key, definition)
+
+    assert found() is not None
+    monkeypatch.setattr(recipes, "VERSIONS", {**recipes.VERSIONS, what: "later"})
+    assert found() is None
+
+
+@pytest.mark.parametrize("what", ["lost", "damaged"])
+def test_snapshot_whose_ledger_is_lost_or_damaged_is_made_again(built, sample, tmp_path, monkeypatch, what):
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    said: list[str] = []
+    monkeypatch.setattr(BuildProgress, "say", lambda self, text: said.append(text))
+    store = LocalStore.at(cache)
+    plain, ledger = store.manifest(), store.put_ledger([])
+    digest = store.put_manifest(Manifest(plain.table, {**plain.attributes, "ledger": str(ledger)}))
+    config = BuildConfig(sources=Sources(corpus=sample / "structures"), cache=cache)
+    asked = Build(config, BuildProgress(quiet=True))
+    assert asked._readable(store, digest) is not None
+    path = store.ledger_path(ledger)
+    path.chmod(0o644)
+    path.unlink() if what == "lost" else path.write_bytes(path.read_bytes()[:-9])
+    assert asked._readable(store, digest) is None
+    assert str(ledger) in said[0]
+    assert "all entries are computed again" in said[0]
+
+
 def test_failure_from_a_damaged_object_ends_with_the_damage(built, corpus, tmp_path):
     """The MSA's task reads its sequence from the structure's object."""
     cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
@@ -476,6 +542,7 @@ def test_alignment_that_cannot_be_read_costs_its_chain_alone(built, corpus, tmp_
     assert report.entries == ENTRIES
     assert {failure["stage"] for failure in report.failures} == {"msa"}
     assert all("elsewhere.a3m" in failure["message"] for failure in report.failures)
+    assert not any(str(tmp_path / "corpus") in failure["message"] for failure in report.failures)
     (folder / "elsewhere.a3m").unlink()
     mended = build(corpus, tmp_path / "cache")
     assert mended.manifest == built[1].manifest
@@ -557,6 +624,47 @@ def test_lost_object_is_computed_again(built, sample, tmp_path):
     assert report.computed["structure"] == 1
     assert report.manifest == built[1].manifest
     assert store.has(digest)
+
+
+def test_neither_a_second_build_nor_a_collection_begins_while_one_builds(built, sample, tmp_path):
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    garbage = LocalStore.at(cache).put(Content({"x": np.zeros(3, np.float32)}))
+    with LocalStore.at(cache).build_lock():
+        with pytest.raises(LockHeld, match=f"locked by process {os.getpid()}"):
+            build(sample, cache)
+        assert isinstance(gc(cache).exception, LockHeld)
+        assert LocalStore.at(cache).has(garbage)
+
+
+def test_build_that_another_overtook_publishes_nothing_and_loses_nothing(
+    built, corpus, tmp_path, monkeypatch
+):
+    """Where locks do not hold, as between machines whose file system has none in common."""
+    cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
+    store = LocalStore.at(cache)
+    first = store.manifest()
+    other = Manifest(first.table.slice(1), dict(first.attributes))
+    folder = next(path for path in sorted((corpus / "alignments").iterdir()) if list(path.glob("*.a3m*")))
+    (folder / "extra.a3m").write_text(query_of(folder))
+    put_manifest = LocalStore.put_manifest
+
+    def overtaken(self: LocalStore, manifest: Manifest) -> Digest:
+        with pytest.raises(LockHeld):  # where they do
+            store.build_lock().acquire()
+        store.move_ref(MAIN_REF, store.ref(), put_manifest(store, other))
+        return put_manifest(self, manifest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "put_manifest", overtaken)
+        with pytest.raises(RefMoved, match="another build published meanwhile"):
+            build(corpus, cache)
+    assert store.ref() == other.digest()
+    assert journal_results(cache)["msa"] == 1
+    # The structure of the entry that the other snapshot lacks is computed again, and nothing else of the two.
+    report = build(corpus, cache)
+    assert report.computed.get("msa", 0) == 0
+    assert report.entries == ENTRIES
+    assert list(store.journals()) == []
 
 
 @pytest.mark.slow

@@ -3,15 +3,20 @@
 import gzip
 import json
 import os
+import pickle
 import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from megafold.cache_store import Digest, LocalStore
+from megafold.cache_store import Content, Digest, LocalStore, Manifest
 from megafold.pipeline.builder import verify
 from megafold.pipeline.builder.config import Sources
 from megafold.pipeline.manifest import entry_rows
@@ -153,10 +158,16 @@ def test_new_and_removed_entries_are_told(cache, sample, tmp_path):
     shutil.copy(first, first.with_name("new1.cif.gz"))
     last.unlink()
     store = LocalStore.at(cache)
+    left = [row for row in entry_rows(store.manifest()) if row.entry != last.name.split(".")[0]]
+    chain = next(chain for row in left for chain in row.chains if chain.msa)
+    shutil.rmtree(corpus / "alignments" / chain.sequence_digest[:16])
     findings = verify.check_corpus(store, store.manifest(), sources(corpus))
     kinds = {finding.subject: finding.kind for finding in findings}
     assert kinds["new1"] == "new"
     assert kinds[last.name.split(".")[0]] == "gone"
+    for row in left:
+        for entity in {c.entity_id for c in row.chains if c.sequence_digest == chain.sequence_digest}:
+            assert kinds[f"{row.entry} msa:{entity}"] == "gone"
 
 
 def test_a_featurizer_that_computes_something_else_is_found(cache, sample, monkeypatch):
@@ -238,3 +249,61 @@ def test_rows_are_gone_through_for_findings_alone(cache, monkeypatch):
 
     monkeypatch.setattr(verify, "entry_rows", refuse)
     assert store_findings(cache, True) == []
+
+
+@contextmanager
+def pickling_map(workers: int) -> Iterator[Callable]:
+    """What a map over processes does to function, items and results, in this one."""
+    assert workers == 2
+
+    def mapped(function: Callable, items: Sequence) -> Iterator:
+        function, items = pickle.loads(pickle.dumps((function, items)))
+        return (pickle.loads(pickle.dumps(function(item))) for item in items)
+
+    yield mapped
+
+
+def test_checks_over_processes_find_the_same(cache, monkeypatch):
+    """Of the store, and from a few thousand objects on of the schema; a manifest that says other kinds."""
+    store = LocalStore.at(cache)
+    manifest = store.manifest()
+    rows = manifest.table.to_pylist()
+    row = next(row for row in rows if row["pairing"])
+    row["pairing"], row["structure"] = row["structure"], row["pairing"]
+    table = pa.Table.from_pylist(rows, schema=manifest.table.schema)
+    wrong = Manifest(table, dict(manifest.attributes))
+    lost = store.object_path(Digest.parse(rows[-1]["structure"]))
+    lost.unlink()
+
+    def found(workers: int) -> list:
+        return [
+            *verify.check_store(store, wrong, quick=True, workers=workers, progress=silent),
+            *verify.check_schema(store, wrong, workers=workers),
+        ]
+
+    alone = found(1)
+    assert [(f.kind, f.subject, f.entries) for f in alone] == [
+        ("missing-object", lost.name.split(".")[0], (rows[-1]["entry"],)),
+        ("schema", row["structure"], (row["entry"],)),
+        ("schema", row["pairing"], (row["entry"],)),
+    ]
+    assert "it is a pairing, the manifest says structure" in alone[1].message
+    monkeypatch.setattr(verify, "process_map", pickling_map)
+    monkeypatch.setattr(verify, "_WORTH_PROCESSES", 1)
+    assert found(2) == alone
+
+
+def test_an_object_whose_arrays_are_others_than_the_schemas_is_found(cache):
+    store = LocalStore.at(cache)
+    manifest = store.manifest()
+    row = next(entry_rows(manifest))
+    with store.open(Digest.parse(row.structure)) as reader:
+        content = reader.read_all()
+    coords = content.arrays["atom_coords"].astype(np.float64)
+    digest = store.put(Content({**content.arrays, "atom_coords": coords}, dict(content.attributes)))
+    rows = manifest.table.to_pylist()
+    rows[0]["structure"] = str(digest)
+    table = pa.Table.from_pylist(rows, schema=manifest.table.schema)
+    (finding,) = verify.check_schema(store, Manifest(table, dict(manifest.attributes)))
+    assert (finding.level, finding.subject, finding.entries) == ("error", str(digest), (row.entry,))
+    assert "atom_coords" in finding.message
