@@ -378,6 +378,31 @@ def test_conformers_of_another_version_are_made_again(built, monkeypatch, what):
     assert found() is None
 
 
+def test_what_is_known_of_a_component_is_all_that_the_library_says(built, tmp_path):
+    """Also that it has no conformer, and why, and that its automorphisms are not all there."""
+    store = LocalStore.at(shutil.copytree(built[0], tmp_path / "cache"))
+    manifest = store.manifest()
+    with store.open(Digest.parse(str(manifest.attributes["components"]))) as reader:
+        content = reader.read_all()
+    attributes: Any = dict(content.attributes)
+    keys, definitions = attributes["keys"], attributes["digests"]
+    attributes |= {"capped": keys[:1], "failures": {keys[1]: "embedding"}}
+    library = store.put(Content(dict(content.arrays), attributes))
+    changed = Manifest(manifest.table, {**manifest.attributes, "components": str(library)})
+    known = Known(store, "dictionary")
+    known.add_manifest(changed, with_failures=True)
+    found: Any = [known.find_reference(*one) for one in zip(keys[:3], definitions[:3], strict=True)]
+    assert [(one["capped"], one["failure"]) for one in found] == [
+        (True, ""),
+        (False, "embedding"),
+        (False, ""),
+    ]
+    store.delete(library)
+    lost = Known(store, "dictionary")
+    lost.add_manifest(changed, with_failures=True)
+    assert lost.find_reference(keys[0], definitions[0]) is None
+
+
 @pytest.mark.parametrize("what", ["lost", "damaged"])
 def test_snapshot_whose_ledger_is_lost_or_damaged_is_made_again(built, sample, tmp_path, monkeypatch, what):
     cache = Path(shutil.copytree(built[0], tmp_path / "cache"))
@@ -596,13 +621,21 @@ def test_garbage_is_what_neither_snapshots_nor_interrupted_builds_name(built, co
 
     orphan = Digest.parse(removed[0])
     store.put(LocalStore.at(built[0]).open(orphan).read_all())
-    outcome: dict[str, JSON] = {"result": {"object": str(orphan), "rows": 1}, "problems": []}
-    journal = store.journal("interrupted")
-    journal.append({"stage": "msa", "recipe": "r", "dictionary": "d", "outcome": outcome})
-    journal.close()
-    assert json.loads(gc(cache).output)["removed"] == []
-    journal.remove()
-    assert json.loads(gc(cache).output)["removed"] == [str(orphan)]
+    for stage, result in (("msa", "object"), ("structure", "structure")):
+        outcome: dict[str, JSON] = {"result": {result: str(orphan)}, "problems": []}
+        with store.journal("interrupted") as journal:
+            journal.append({"stage": stage, "recipe": "r", "dictionary": "d", "outcome": outcome})
+        assert json.loads(gc(cache).output)["removed"] == []
+        journal.remove()
+    leftover = store.object_path(orphan).with_name(".tmp-1-ab")
+    leftover.write_bytes(b"half an object")
+    for hours, expected in ((0.9, []), (1.1, [str(orphan)])):
+        for path in (store.object_path(orphan), leftover):
+            os.utime(path, (time.time() - hours * 3600,) * 2)
+        assert json.loads(gc(cache, "--older-than", "1", "--dry-run").output)["removed"] == expected
+        assert leftover.exists()
+        assert json.loads(gc(cache, "--older-than", "1").output)["removed"] == expected
+        assert leftover.exists() == (hours < 1)
 
 
 def test_nothing_is_garbage_where_the_snapshot_is_lost(built, tmp_path):

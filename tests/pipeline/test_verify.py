@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -173,20 +174,33 @@ def test_new_and_removed_entries_are_told(cache, sample, tmp_path):
 def test_a_featurizer_that_computes_something_else_is_found(cache, sample, monkeypatch):
     from megafold.pipeline.builder import tasks
 
-    honest = tasks.featurize_structure
+    structure, msa = tasks.featurize_structure, tasks.featurize_msa
+
+    def plus_one(content: Content, name: str) -> Content:
+        return Content({**content.arrays, name: content.arrays[name] + 1}, dict(content.attributes))
 
     def shifted(*arguments):
-        made = honest(*arguments)
-        coords = made.content.arrays["atom_coords"] + 1
-        content = type(made.content)(
-            arrays={**made.content.arrays, "atom_coords": coords}, attributes=made.content.attributes
+        made = structure(*arguments)
+        return replace(made, content=plus_one(made.content, "atom_coords"))
+
+    def miscounted(*arguments):
+        made = msa(*arguments)
+        return (
+            made if made.content is None else replace(made, content=plus_one(made.content, "deletion_mean"))
         )
-        return type(made)(content, made.own_components)
 
     monkeypatch.setattr(tasks, "featurize_structure", shifted)
-    store = LocalStore.at(cache)
-    findings = verify.check_recompute(store.manifest(), sources(sample), 2, silent)
-    assert len([finding for finding in findings if finding.kind == "not-reproduced"]) == 2
+    monkeypatch.setattr(tasks, "featurize_msa", miscounted)
+    manifest = LocalStore.at(cache).manifest()
+    findings = verify.check_recompute(manifest, sources(sample), 2, silent)
+    assert {finding.kind for finding in findings} == {"not-reproduced"}
+    entries = {entry for finding in findings for entry in finding.entries}
+    assert len(entries) == 2
+    expected = set()
+    for row in (row for row in entry_rows(manifest) if row.entry in entries):
+        expected |= {row.structure} | {chain.msa for chain in row.chains if chain.msa}
+    assert len(expected) > 2
+    assert {finding.subject for finding in findings} == expected
 
 
 def test_other_versions_of_stages_and_libraries_are_told(built, monkeypatch):
