@@ -245,9 +245,13 @@ def test_structures_are_opened_for_their_entities_once(by_sequence, tmp_path, mo
     fewer = plain.table.to_pylist()[1:]
     assert assign_clusters(fewer, clustering, store, before)["proteins"] == 2
     assert len(opened) == 3
+    # The same proteins in an entry of another name, which the file may place otherwise.
+    renamed = [{**row, "entry": f"9{row['entry'][1:]}"} for row in plain.table.to_pylist()]
+    assert assign_clusters(renamed, clustering, store, before)["unplaced"] == 3
+    assert len(opened) == 7
     file.write_text("9ZZZ_1 1CCC_1\n")
     assert assign_clusters(again, choose_clustering(str(file))[0], store, before)["unplaced"] == 2
-    assert len(opened) == 7
+    assert len(opened) == 11
 
 
 def test_chains_of_one_sequence_stay_together_where_a_file_parts_them(by_sequence, tmp_path):
