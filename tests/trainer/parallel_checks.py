@@ -1,6 +1,6 @@
 """What the ranks of a pool run: sharded against serial."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -38,6 +38,13 @@ def summed(x: Tensor, peers: Peers) -> Tensor:
     if peers.size > 1:
         dist.all_reduce(total, group=peers.group)
     return total
+
+
+def all_summed(tensors: Mapping[str, Tensor], peers: Peers) -> dict[str, Tensor]:
+    """Each tensor's sum over the ranks, in one exchange."""
+    total = summed(torch.cat([x.detach().flatten() for x in tensors.values()]), peers)
+    parts = total.split([x.numel() for x in tensors.values()])
+    return {name: part.view(x.shape) for (name, x), part in zip(tensors.items(), parts, strict=True)}
 
 
 # --------------------------------------------------------------------------------------------------

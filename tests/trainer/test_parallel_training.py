@@ -29,7 +29,7 @@ from megafold.trainer.parallel.shards import Shards
 from megafold.trainer.parallel.trunk import run_trunk
 from tests.trainer.batches import random_batch
 from tests.trainer.networks import MINI_JUDGING, as_dtype, mini_model
-from tests.trainer.parallel_checks import error, peers_of, summed
+from tests.trainer.parallel_checks import all_summed, error, peers_of
 
 WEIGHTS = LossWeights(bond=0.5, confidence=0.3, pae=0.8)
 #: Nothing is exchanged.
@@ -114,9 +114,9 @@ def check_step(
             loss.total.backward()
     else:
         loss.total.backward()
-    errors = {name: error(summed(value, peers), values[name]) for name, value in loss.values().items()}
-    own = gradients(model)
-    return errors | {name: error(summed(own[name], peers), expected[name]) for name in expected}
+    errors = {name: error(value, values[name]) for name, value in all_summed(loss.values(), peers).items()}
+    own = all_summed(gradients(model), peers)
+    return errors | {name: error(own[name], expected[name]) for name in expected}
 
 
 def worst(results: list[dict[str, float]]) -> dict[str, float]:
@@ -156,7 +156,10 @@ def check_compiled(size: int, n: int, copies: int) -> dict[str, float]:
     model.backend = "compile"
     with ops.use_backend("compile"):
         pass  # its implementations register themselves
-    compiled = {name: torch.compile(op.naive, backend="eager") for name, op in registry.operators().items()}
+    compiled = {
+        name: torch.compile(op.naive, backend="eager", dynamic=False)
+        for name, op in registry.operators().items()
+    }
     before = dict(registry._implementations)
     ran = Counter[str]()
 
@@ -224,21 +227,23 @@ def check_each_left_out(size: int, n_block: int, uses: set[str]) -> dict[str, li
     first = cast(PairformerBlock, head.pairformer.blocks[0])
     first.attention.norm.register_full_backward_hook(keep_of_head)
 
+    loss = shared_loss(model, 6, 2, peers)
+
     def step(name: str = "", turn: int = 0) -> tuple[dict[str, Tensor], Counter[str]]:
-        loss = shared_loss(model, 6, 2, peers)
         left_out = collectives.leave_out_backward(name, turn) if name else nullcontext()
         with collectives.record_traffic() as records, left_out:
-            loss.total.backward()
-        found = {key: summed(value, peers) for key, value in gradients(model).items()}
-        return found | seen, Counter(record.use for record in records)
+            loss.total.backward(retain_graph=True)
+        return all_summed(gradients(model), peers) | seen, Counter(record.use for record in records)
 
     right, calls = step()
     calls[pairformer.RESULT] = n_block + 1  # whose backward sends nothing
-    return {
+    off = {
         name: [max(error(x, right[key]) for key, x in step(name, turn)[0].items()) for turn in range(number)]
         for name, number in sorted(calls.items())
         if name in uses
     }
+    assert max(error(x, right[key]) for key, x in step()[0].items()) < TOLERANCE
+    return off
 
 
 @pytest.mark.slow
@@ -322,8 +327,8 @@ def check_trunk(size: int, n: int) -> dict[str, float]:
         "s": error(out.s_trunk[:, :n], expected.s_trunk),
         "distogram": error(logits, expected.distogram_logits[:, rows]),
     }
-    own = gradients(model)
-    return errors | {name: error(summed(own[name], peers), references[name]) for name in references}
+    own = all_summed(gradients(model), peers)
+    return errors | {name: error(own[name], references[name]) for name in references}
 
 
 @pytest.mark.parametrize(("size", "n"), [(1, 6), (2, 7), (3, 5), (4, 6)])
@@ -340,8 +345,8 @@ def check_two_by_two(n: int, copies: int) -> dict[str, float]:
     shared_loss(model, n + mesh.dp_rank, copies, mesh.sp, seed=mesh.dp_rank).total.backward()
     errors = {}
     samples = [serial_step(n + seed, copies, seed)[1] for seed in range(2)]
-    for name, gradient in gradients(model).items():
-        dist.all_reduce(gradient)
+    everyone = Peers(dist.get_rank(), 4, dist.group.WORLD)
+    for name, gradient in all_summed(gradients(model), everyone).items():
         errors[name] = error(gradient / 2, (samples[0][name] + samples[1][name]) / 2)
     return errors
 
