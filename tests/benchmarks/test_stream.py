@@ -1,35 +1,15 @@
 """The benchmark of samples: its figures add up, with a stand-in for the rival."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.benchmarks.against_rival import run_benchmark
 from tests.pipeline import stream_cache as fake
 from tests.pipeline.stream_cache import Chain
-
-ROOT = Path(__file__).resolve().parents[2]
-#: Speaks as `rival_worker.py` does; it cannot do the second entry.
-STAND_IN = """#!{python}
-import json, os, sys
-answers = os.fdopen(int(sys.argv[2]), "w")
-def answer(message):
-    print(json.dumps(message), file=answers, flush=True)
-answer({{"atomworks": "none"}})
-for line in sys.stdin:
-    if json.loads(line)["path"].endswith("2abc.cif"):
-        answer({{"error": "ValueError: no"}})
-        continue
-    times = {{"parse_s": 40.0, "transforms_s": 60.0, "parse_cpu_s": 4.0, "transforms_cpu_s": 6.0}}
-    answer({{**times, "tokens": 9}})
-"""
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
+    """The stand-in cannot do the second entry."""
     folder = tmp_path_factory.mktemp("stream")
     chains = [Chain(["ALA", "GLY", "LYS"] * 3)]
     names = [f"{number}abc" for number in (1, 2, 3)]
@@ -37,21 +17,13 @@ def result(tmp_path_factory):
     (folder / "corpus").mkdir()
     for name in (*names, "9xyz"):  # the last one is not in the cache
         (folder / "corpus" / f"{name}.cif").write_text("data_x\n")
-    stand_in = folder / "python"
-    stand_in.write_text(STAND_IN.format(python=sys.executable))
-    stand_in.chmod(0o755)
-    shown = subprocess.run(
-        [
-            *(sys.executable, "benchmarks/stream.py", folder / "cache", "--samples", "5"),
-            *("--rival-python", stand_in, "--corpus", folder / "corpus", "--json", folder / "out.json"),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads((folder / "out.json").read_text()), shown.stdout
+    exceptions = """
+if path.endswith("2abc.cif"):
+    answer({"error": "ValueError: no"})
+    continue
+"""
+    options = [folder / "cache", "--samples", "5", "--corpus", folder / "corpus"]
+    return run_benchmark(folder, "stream.py", exceptions, *options)
 
 
 def test_samples_are_those_of_the_cache(result):
