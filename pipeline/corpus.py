@@ -134,6 +134,12 @@ def _listed(path: Path) -> list[EntrySource]:
     ]
     if lines and "structure" in lines[0][1].split("\t"):
         return _table(path, lines)
+    if lines and "\t" in lines[0][1]:
+        raise InputError(
+            f"{path}: the first line of a table names its columns, entry and structure among them; it is "
+            f"{lines[0][1]!r}",
+            reason="bad-table",
+        )
     files = [_existing(path, number, line.strip()) for number, line in lines]
     return [EntrySource(entry_id(file), file) for file in files]
 

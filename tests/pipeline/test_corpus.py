@@ -103,6 +103,7 @@ def test_table_with_alignments(tmp_path):
     ("text", "reason"),
     [
         ("structure\tchain\n1abc.cif\tA\n", "bad-table"),
+        ("1abc\t1abc.cif\n", "bad-table"),
         ("entry\tstructure\tcolour\n1abc\t1abc.cif\tred\n", "bad-table"),
         ("entry\tstructure\n1abc\t\n", "bad-table"),
         ("entry\tstructure\talignments\n1abc\t1abc.cif\t1abc.cif\n", "bad-table"),

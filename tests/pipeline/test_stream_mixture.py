@@ -1,7 +1,10 @@
 """Several caches as one data set."""
 
+import json
 import pickle
+import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,6 +108,18 @@ def test_settings_are_merged():
         "sampling": {"entries": ["b"], "where": "has_msa"},
     }
     assert base["crop"] == {"tokens": 5, "atoms": 60}
+
+
+def test_settings_of_the_guide_can_be_read(caches):
+    guide = Path(__file__).resolve().parents[2] / "docs" / "stream.md"
+    (text,) = re.findall(r"```json\n(.*?)```", guide.read_text(), re.DOTALL)
+    settings = json.loads(text)
+    settings["mix"]["distilled"]["cache"] = caches[1]
+    # No entry here has an alignment.
+    settings["sampling"]["where"] = f"NOT ({settings['sampling']['where']})"
+    stream = open_stream(caches[0], settings)
+    assert [source.name for source in stream.sources] == ["main", "distilled"]
+    assert [config.sampling.weights for config in stream.configs] == ["af3", "uniform"]
 
 
 def test_a_file_of_settings_makes_a_stream_or_a_mixture(caches):
