@@ -19,7 +19,9 @@ from megafold.pipeline.errors import InputError
 @click.command(name="train")
 @click.argument("cache", type=CacheLocation())
 @click.option("--preset", default="tiny", show_default=True, help="Sizes of the network: tiny, small, af3.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/train"), show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/train"), show_default=True
+)
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out.")
 @click.option("--allow-other-data", is_flag=True, help="Resume although the cache's snapshot is another.")
 @click.option("--steps", type=click.IntRange(0), help="Optimizer steps in all.")

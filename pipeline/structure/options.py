@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from megafold.pipeline.errors import InputError
+
 #: AF3 SI table 9: buffer, cryoprotectant and precipitant molecules that are there because of the crystal.
 CRYSTALLISATION_AIDS: Final = frozenset(
     "SO4 GOL EDO PO4 ACT PEG DMS TRS PGE PG4 FMT EPE MPD MES CD IOD".split()
@@ -39,6 +41,9 @@ class StructureOptions:
         order_arginine: NH1 of an arginine is the nitrogen closer to CD, as in AF3 SI 2.1.
         infer_bonds: covalent bonds between residues that geometry shows are bonds though no row says so;
             metal coordination too where the file has no ``struct_conn`` rows at all.
+
+    Raises:
+        InputError: an option is out of its range (``structure-option``).
     """
 
     assembly: str = "1"
@@ -57,9 +62,11 @@ class StructureOptions:
 
     def __post_init__(self) -> None:
         if not self.assembly:
-            raise ValueError("assembly: give an assembly id, or 'asym'")
+            raise InputError("assembly: give an assembly id, or 'asym'", reason="structure-option")
         if not 0 < self.clash_fraction <= 1:
-            raise ValueError(f"clash_fraction must lie in (0, 1], not {self.clash_fraction}")
+            raise InputError(
+                f"clash_fraction must lie in (0, 1], not {self.clash_fraction}", reason="structure-option"
+            )
         lengths = {
             "min_resolved_residues": self.min_resolved_residues,
             "max_ca_gap": self.max_ca_gap,
@@ -68,5 +75,5 @@ class StructureOptions:
             "interface_distance": self.interface_distance,
         }
         for name, value in lengths.items():
-            if value < 0:
-                raise ValueError(f"{name} must not be negative, it is {value}")
+            if not value >= 0:
+                raise InputError(f"{name} must not be negative, it is {value}", reason="structure-option")

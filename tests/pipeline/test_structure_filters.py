@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from megafold.pipeline.errors import StructureError
+from megafold.pipeline.errors import InputError, StructureError
 from megafold.pipeline.structure import StructureOptions
 from megafold.pipeline.structure.neighbours import interfaces
 from tests.pipeline.structure_files import NO_FILTERS, PARTNERS, TWO_FOLD, CifFile, make
@@ -198,7 +198,7 @@ def test_waters_and_hydrogens_are_counted(tmp_path):
 
 @pytest.mark.parametrize("options", [{"clash_fraction": 0}, {"max_ca_gap": -1}, {"assembly": ""}])
 def test_options_check_themselves(options):
-    with pytest.raises(ValueError):
+    with pytest.raises(InputError, match=next(iter(options))):
         StructureOptions(**options)
 
 
