@@ -71,6 +71,13 @@ class MissingObject(_NamedFileError):
     action = "Build again: the object is computed anew."
 
 
+class MissingArray(_NamedFileError, KeyError):
+    """An array that an object has not: it was asked for what another version stores."""
+
+    what = "object"
+    action = "Build the cache again with this version, or read it with the one that wrote it."
+
+
 class CorruptManifest(_NamedFileError):
     """A manifest or ledger file that does not hold what its name says."""
 

@@ -13,7 +13,7 @@ from zarr.storage import StorePath
 
 from megafold.cache_store.content import Content
 from megafold.cache_store.digest import JSON, Digest
-from megafold.cache_store.errors import CorruptObject, MissingObject
+from megafold.cache_store.errors import CorruptObject, MissingArray, MissingObject
 from megafold.cache_store.zarr_file import BadFile, SerialArray, ZippedGroup
 
 #: What to read of one array: everything, or along each axis a slice (step 1) or integer indices. Indices
@@ -84,7 +84,7 @@ class ObjectReader:
         """Read several arrays, or parts of them, at once.
 
         Raises:
-            KeyError: no such array.
+            MissingArray: no such array; a KeyError, too.
             IndexError: a selection does not fit its array.
             CorruptObject: what was read is damaged.
             MissingObject: the file has gone.
@@ -139,11 +139,12 @@ class OpenObject:
         self._arrays: dict[str, SerialArray] = {}
 
     def array(self, name: str) -> SerialArray:
-        """An array of the object. Raises KeyError, CorruptObject."""
+        """An array of the object. Raises MissingArray, CorruptObject."""
         array = self._arrays.get(name)
         if array is None:
             if name not in self.metadata:
-                raise KeyError(f"no array {name!r} in {self.store.path}: it has {', '.join(self.metadata)}")
+                reason = f"no array {name!r}, it has {', '.join(self.metadata)}"
+                raise MissingArray(self.digest, self.store.path, reason)
             try:
                 array = self._arrays[name] = SerialArray(self.metadata[name], StorePath(self.store, name))
             except (ValueError, TypeError, KeyError) as error:

@@ -22,7 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from megafold.cache_store.errors import CorruptObject, MissingObject, RemoteError, SwappedObject
+from megafold.cache_store.errors import (
+    CorruptObject,
+    MissingArray,
+    MissingObject,
+    RemoteError,
+    SwappedObject,
+)
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.stream.check import SampleError
 from megafold.pipeline.stream.config import FailureConfig
@@ -77,6 +83,7 @@ def reason_of(error: Exception) -> str:
         (SwappedObject, "swapped-object"),
         (CorruptObject, "corrupt-object"),
         (MissingObject, "missing-object"),
+        (MissingArray, "other-version"),
         (SampleError, "unfitting-objects"),
     )
     return next((reason for kind, reason in named if isinstance(error, kind)), type(error).__name__)

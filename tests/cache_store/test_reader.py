@@ -19,6 +19,7 @@ from megafold.cache_store import (
     CorruptObject,
     Digest,
     LocalStore,
+    MissingArray,
     MissingObject,
     ObjectReader,
     read_many,
@@ -104,7 +105,7 @@ def test_results_are_the_callers_own(reader: ObjectReader, content: Content):
 @pytest.mark.parametrize(
     ("name", "selection", "error", "message"),
     [
-        ("nothing", None, KeyError, "nothing"),
+        ("nothing", None, MissingArray, r"no array 'nothing', it has .*flat.*Build the cache again"),
         ("flat", (np.array([31]),), IndexError, "array flat .* axis 0: index out of range for length 31"),
         ("flat", (np.array([-32]),), IndexError, "out of range"),
         ("flat", (slice(None), slice(None)), IndexError, "2 selections"),

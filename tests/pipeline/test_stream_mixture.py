@@ -118,6 +118,7 @@ def test_settings_of_the_guide_can_be_read(caches):
     # No entry here has an alignment.
     settings["sampling"]["where"] = f"NOT ({settings['sampling']['where']})"
     stream = open_stream(caches[0], settings)
+    assert isinstance(stream, MixedStream)
     assert [source.name for source in stream.sources] == ["main", "distilled"]
     assert [config.sampling.weights for config in stream.configs] == ["af3", "uniform"]
 
