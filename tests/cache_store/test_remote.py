@@ -316,6 +316,12 @@ def test_manifests_ledgers_and_refs_are_checked(folder_store: RemoteStore, sourc
     for read in (folder_store.ledger, folder_store.check_ledger):
         with pytest.raises(CorruptManifest, match=str(ledger)):
             read(ledger)
+    # Sealed as it should be, by somebody who gave the wrong digest for it.
+    other = small_manifest(note="other")
+    source.manifest_path(manifest).write_bytes(other.to_parquet(manifest))
+    for check in (folder_store.manifest, folder_store.check_manifest):
+        with pytest.raises(CorruptManifest, match=f"its rows have the digest {other.digest()}"):
+            check(manifest)
     source.ref_path("main").write_bytes(b"nothing\n")
     with pytest.raises(CorruptRef, match=f"{folder_store.url}/refs/main"):
         folder_store.manifest()
@@ -545,6 +551,7 @@ def test_copies_used_longest_ago_make_room(tmp_path: Path):
         store.open(digests[1]).close()  # always in use
         copies = list((tmp_path / "copies").rglob("*.zip"))
         assert sum(path.stat().st_size for path in copies) <= 105_000
+    assert store.counts.downloads == len(digests)
     names = {path.name.split(".")[0] for path in copies}
     assert {str(digests[1]), str(digests[-1])} <= names
     assert str(digests[2]) not in names

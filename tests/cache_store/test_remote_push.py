@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from megafold.cache_store import (
+    CorruptManifest,
     CorruptObject,
     Digest,
     LocalStore,
@@ -137,11 +138,25 @@ def test_what_is_damaged_here_is_not_sent_and_what_is_damaged_there_is_mended(
     assert not audit(LocalStore.at(target), whole.objects)
 
 
+@pytest.mark.parametrize("what", ["manifest", "ledger"])
+def test_a_damaged_manifest_or_ledger_is_not_sent(source: LocalStore, tmp_path: Path, what: str):
+    whole, target = snapshot(source, 1), tmp_path / "target"
+    (ledger,) = whole.ledgers
+    path = source.manifest_path(whole.manifest) if what == "manifest" else source.ledger_path(ledger)
+    servers.spoil(path, 99)
+    with pytest.raises(CorruptManifest, match=str(path)):
+        pushing.push(source, target.as_uri(), whole, retries=QUICK)
+    assert remote(target.as_uri(), tmp_path).ref() is None
+
+
 def test_urls_that_take_no_cache(source: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole, target = snapshot(source, 1), tmp_path / "target"
     target.mkdir()
     (target / "notes.txt").write_text("mine")
     with pytest.raises(NotACache, match=r"notes\.txt"):
+        pushing.push(source, target.as_uri(), whole, retries=QUICK)
+    (target / "megafold-cache.json").write_text('{"format": 2, "digest": "sha256"}')
+    with pytest.raises(NotACache, match="format 2"):
         pushing.push(source, target.as_uri(), whole, retries=QUICK)
     with servers.http_server(tmp_path) as address, pytest.raises(RemoteError, match="cannot be written"):
         pushing.push(source, f"{address}/new", whole, retries=QUICK)

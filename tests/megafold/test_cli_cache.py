@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from megafold.cli.cores import usable_cores
 from megafold.cli.main import group, is_told
+from megafold.pipeline.builder import engine
+from megafold.pipeline.builder.engine import BuildReport
 from megafold.pipeline.builder.progress import BuildProgress
 from megafold.pipeline.errors import InputError
 from megafold.pipeline.schema import MolType
@@ -108,3 +111,28 @@ def test_errors_of_files_and_disks_are_told_and_others_are_defects():
         assert is_told(OSError(code, os.strerror(code), "a/file"))
         assert not is_told(OSError(code, os.strerror(code)))
     assert not is_told(OSError(errno.EBADF, os.strerror(errno.EBADF), "a/file"))
+
+
+@pytest.mark.parametrize(("within_limit", "status"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize("output", [[], ["--json"], ["--quiet"]])
+def test_more_failures_than_allowed_are_an_exit_status(tmp_path, monkeypatch, output, within_limit, status):
+    """However little is printed: scripts go on or not by it."""
+    failure = {"entry": "1abc", "stage": "structure", "reason": "no-atoms", "message": "1abc.cif: no atoms"}
+    report = BuildReport(
+        manifest="0" * 64,
+        entries=1,
+        failed_entries=1,
+        computed={"structure": 2},
+        reused={},
+        failures=[failure],
+        chains=0,
+        chains_with_msa=0,
+        chains_with_template=0,
+        clusters={"method": "identical-sequences", "proteins": 0, "clusters": 0},
+        elapsed_s=0.0,
+        within_limit=within_limit,
+    )
+    monkeypatch.setattr(engine, "Build", lambda config, progress: SimpleNamespace(run=lambda: report))
+    shown = CliRunner().invoke(group, ["cache", "build", str(tmp_path), str(tmp_path / "cache"), *output])
+    assert shown.exit_code == status
+    assert ("1abc.cif: no atoms" in shown.stdout) == (output != ["--quiet"])
