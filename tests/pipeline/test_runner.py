@@ -124,3 +124,78 @@ def test_task_whose_result_went_with_its_worker_is_run_again(config):
     lost = EndedFuture("b", lost=KilledWorker("b", worker, 0))
     found = outcomes(config, [EndedFuture("a"), lost], Cluster())
     assert [outcome and outcome.result for _, outcome in found] == [{"of": "a"}, None]
+
+
+@dataclass(eq=False)
+class Future:
+    """A task on a worker."""
+
+    task: StructureTask
+
+    def release(self) -> None:
+        pass
+
+
+class Completed:
+    """Futures end one at a time, in the order they were sent off."""
+
+    def __init__(self, *, raise_errors: bool) -> None:
+        self.running: list[Future] = []
+
+    def update(self, futures) -> None:
+        self.running += futures
+
+    def next_batch(self) -> list[Future]:
+        return [self.running.pop(0)]
+
+
+class ScriptedRunner(DaskRunner):
+    """On a cluster with room for two tasks; ``deaths`` says how often a task's worker dies."""
+
+    def __init__(self, config: WorkerConfig, deaths: dict[str, int]) -> None:
+        super().__init__(config, Resources(workers=1))
+        self.deaths = deaths
+        self.in_flight = 0
+        #: Labels as they were sent off, each with how many were under way then.
+        self.sent: list[tuple[str, int]] = []
+
+    def _connect(self) -> Any:
+        return None
+
+    def _slots(self) -> int:
+        return 1
+
+    def _start(self, tasks) -> dict[Any, Any]:
+        for started in tasks:
+            self.in_flight += 1
+            self.sent.append((started.label, self.in_flight))
+        return {Future(started): started for started in tasks}
+
+    def _outcomes(self, futures) -> list[tuple[Any, Outcome | None]]:
+        self.in_flight -= len(futures)
+        found: list[tuple[Any, Outcome | None]] = []
+        for future in futures:
+            label = future.task.label
+            self.deaths[label] = self.deaths.get(label, 0) - 1
+            found.append((future, Outcome(result={}) if self.deaths[label] < 0 else None))
+        return found
+
+
+def test_who_is_accused_of_a_dead_worker_runs_again_alone_when_all_others_are_done(
+    config, tmp_path, monkeypatch
+):
+    """``a`` ends its worker each time, ``b`` is accused with it once; ``c`` makes another task possible."""
+    monkeypatch.setattr(runner_module.distributed, "as_completed", Completed)
+    monkeypatch.setattr(runner_module.distributed, "wait", lambda future: None)
+    settled: dict[str, list[str]] = {}
+
+    def settle(done, outcome):
+        settled[done.label] = [problem.reason for problem in outcome.problems]
+        return [task("c1", tmp_path)] if done.label == "c" else []
+
+    runner = ScriptedRunner(config, {"a": 2, "b": 1})
+    runner.run([task(name, tmp_path) for name in "abcde"], settle)
+    assert [label for label, _ in runner.sent] == ["a", "b", "c", "d", "c1", "e", "a", "b"]
+    assert [number for _, number in runner.sent][-2:] == [1, 1]
+    assert list(settled) == ["c", "d", "c1", "e", "a", "b"]
+    assert settled == {"a": ["worker-died"], **{label: [] for label in ("b", "c", "d", "c1", "e")}}
