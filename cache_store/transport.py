@@ -99,6 +99,8 @@ class Transport:
         self._connected: tuple[int, Any, str] | None = None
         if "?" in url or "#" in url:
             raise RemoteError(f"{self.url}: the URL of a cache is a folder's, without ? and #")
+        if not url.partition("://")[2].strip("/"):
+            raise RemoteError(f"{url} names no folder: give s3://bucket/folder or file:///folder")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connected": None, "retried": 0}

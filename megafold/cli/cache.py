@@ -474,4 +474,8 @@ def _as_text(facts: dict[str, Any]) -> str:
         for name, array in described["arrays"].items():
             shape = " × ".join(map(str, array["shape"])) or "scalar"
             lines.append(f"  {name:<18} {array['dtype']:<8} [{shape}]  {array['doc']}")
+        left_out = described["attributes"].get("skipped")
+        if left_out:
+            lines.append(f"  left out: {', '.join(f'{number} {why}' for why, number in left_out.items())}")
+        lines += [f"  warning: {warning}" for warning in described["attributes"].get("warnings", ())]
     return "\n".join(lines)

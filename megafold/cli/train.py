@@ -22,7 +22,7 @@ from megafold.pipeline.errors import InputError
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/train"), show_default=True
 )
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out, if it has one.")
 @click.option("--allow-other-data", is_flag=True, help="Resume although the cache's snapshot is another.")
 @click.option("--steps", type=click.IntRange(0), help="Optimizer steps in all.")
 @click.option(

@@ -453,6 +453,8 @@ def test_what_is_no_cache_and_no_url(tmp_path: Path, source: LocalStore):
         open_store(Path("s3://bucket/cache"))
     with pytest.raises(RemoteError, match=r"without \?"):
         open_store("https://host/cache?token=1")
+    with pytest.raises(RemoteError, match=r"s3:// names no folder: give s3://bucket"):
+        open_store("s3://")
     (source.path / "megafold-cache.json").write_text('{"format": 2, "digest": "sha256"}')
     with pytest.raises(NotACache, match="format 2"):
         open_store(source.path.as_uri())

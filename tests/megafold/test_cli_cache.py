@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from megafold.cache_store import Content, LocalStore
 from megafold.cli.cores import usable_cores
 from megafold.cli.main import group, is_told
 from megafold.pipeline.builder import engine
@@ -70,6 +72,19 @@ def test_options_without_a_meaning_are_refused_before_anything_is_written(tmp_pa
     assert result.exit_code != 0
     assert option in str(result.exception) + result.output
     assert not (tmp_path / "cache").exists()
+
+
+def test_what_became_of_hits_is_told(tmp_path):
+    path = tmp_path / "cache"
+    hits = fake.template("AAAA", [])
+    told: dict[str, Any] = {"skipped": {"no-structure": 3}, "warnings": ["x.m8: not read"]}
+    store = LocalStore.create(path)
+    made = store.put(Content(arrays=hits.arrays, attributes={**hits.attributes, **told}))
+    chains = [Chain(["ALA"] * 4, template=str(made))]
+    fake.publish(path, [(fake.structure("8abc", chains), chains, "")])
+    lines = run("show", path, "8abc").output.splitlines()
+    assert "  left out: 3 no-structure" in lines
+    assert "  warning: x.m8: not read" in lines
 
 
 def test_names_are_printed_as_they_are(tmp_path):
