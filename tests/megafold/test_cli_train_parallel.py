@@ -92,16 +92,12 @@ def test_groups_of_ranks_train_as_one_process(two_by_two, alone):
     assert flat(values(two_by_two)) == pytest.approx(flat(alone), rel=1e-5)
 
 
-def test_two_ranks_share_samples_of_worker_processes(cache, alone, tmp_path):
-    train(cache, tmp_path / "run", 2, 2, "--workers", "1")
-    assert flat(values(tmp_path / "run")) == pytest.approx(flat(alone), rel=1e-5)
-
-
-@pytest.mark.parametrize(("ranks", "sp"), [(4, 4), (4, 1), (1, 1)])
-def test_a_checkpoint_goes_on_on_another_layout(cache, two_by_two, alone, tmp_path, ranks, sp):
+@pytest.mark.parametrize(("ranks", "options"), [(2, ("--workers", "1")), (1, ())])
+def test_a_checkpoint_goes_on_on_another_layout(cache, two_by_two, alone, tmp_path, ranks, options):
+    """Two ranks share the samples of worker processes; one is alone. Other layouts: ``test_parallel_loop``."""
     (tmp_path / "checkpoints").mkdir()
     shutil.copy(two_by_two / "checkpoints/step-00000001.pt", tmp_path / "checkpoints")
-    train(cache, tmp_path, ranks, sp, "--resume")
+    train(cache, tmp_path, ranks, ranks, "--resume", *options)
     assert flat(values(tmp_path)) == pytest.approx(flat(alone[1:]), rel=1e-5)
 
 
