@@ -94,7 +94,7 @@ def test_groups_of_ranks_train_as_one_process(two_by_two, alone):
 
 @pytest.mark.parametrize(("ranks", "options"), [(2, ("--workers", "1")), (1, ())])
 def test_a_checkpoint_goes_on_on_another_layout(cache, two_by_two, alone, tmp_path, ranks, options):
-    """Two ranks share the samples of worker processes; one is alone. Other layouts: ``test_parallel_loop``."""
+    """Two ranks share samples of worker processes; one is alone. Others: ``test_parallel_loop``."""
     (tmp_path / "checkpoints").mkdir()
     shutil.copy(two_by_two / "checkpoints/step-00000001.pt", tmp_path / "checkpoints")
     train(cache, tmp_path, ranks, ranks, "--resume", *options)

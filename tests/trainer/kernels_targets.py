@@ -303,9 +303,9 @@ def every_tile(family: str, target: str) -> Iterator[tuple[int, int, str, Any]]:
 
 
 def some_tiles(family: str, target: str) -> Iterator[tuple[int, int, str, Any]]:
-    """Fewer of them: of each role, and of each tile where the table is of what runs our kernels.
+    """Fewer of them: every tile of the tables of sm_90 and gfx942, of other tables each role's widest.
 
-    The safe ones of two bytes on gfx90a, those of four on gfx942, which has as much shared memory.
+    Of the safe ones each role's widest: of two bytes on gfx90a, of four on gfx942; they have as much memory.
     """
     found, widest = FAMILIES[family]
     safe_bytes = {"hip:gfx90a": 2, "hip:gfx942": 4}.get(target)
