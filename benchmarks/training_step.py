@@ -12,6 +12,7 @@ milliseconds of the next ones, memory at the peak (reserved in all; allocated in
 held by graphs, most of which counts as reserved alone), and the loss of every step. `--longest 20` profiles
 one step more: how many kernels it runs, for how many milliseconds the GPU is busy, and what takes longest.
 `--kinds` times each recording by itself, forward and backward (which computes the block anew).
+`--parts` tells for how many milliseconds each part keeps the GPU busy: what `megafold simulate` starts from.
 
 `--check` compares runs in deterministic mode after `--steps` steps: plain ones, replayed ones, and the
 replayed ones again. Losses of all steps, parameters and averages after them must be equal bit by bit;
@@ -26,9 +27,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from parallel import device_name, kernels_of, say_longest, synchronize, union
@@ -37,10 +40,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megafold.trainer.batches import Batch
 from megafold.trainer.config import CudaGraphs, TrainConfig
+from megafold.trainer.devices import autocast, to_device
 from megafold.trainer.graphs import BlockGraphs
 from megafold.trainer.loop import Feed, Trainer
 from megafold.trainer.model.config import BACKENDS, Backend, ModelConfig
+from megafold.trainer.model.model import AlphaFold3
 from megafold.trainer.presets.model import MODEL_PRESETS, model_preset
 
 GIB = 2**30
@@ -79,7 +85,9 @@ class Setting:
         return Trainer(model, self.training, Feed(batches=[]), folder)
 
 
-def measure(setting: Setting, n: int, repeats: int, folder: Path, *, longest: int, kinds: bool) -> Row:
+def measure(
+    setting: Setting, n: int, repeats: int, folder: Path, *, longest: int, kinds: bool, parts: bool
+) -> Row:
     gc.collect()
     on_gpu = setting.training.device.startswith("cuda")
     if on_gpu:
@@ -119,14 +127,66 @@ def measure(setting: Setting, n: int, repeats: int, folder: Path, *, longest: in
     say(row)
     if kinds and graphs:
         say_kinds(graphs)
+    if parts:
+        say_parts(trainer, sample(n))
     if not longest:
         return row
     kernels = kernels_of(step)
-    spans = union([(event.time_range.start, event.time_range.end) for event in kernels])
-    busy = sum(stop - start for start, stop in spans) / 1e3
+    busy = busy_ms(kernels)
     print(f"        {len(kernels)} kernels; the GPU is busy for {busy:.0f} ms", flush=True)
     say_longest(kernels, longest)
     return replace(row, kernels=len(kernels), busy_ms=busy)
+
+
+def busy_ms(kernels: list[Any]) -> float:
+    """For how long at least one of them runs."""
+    spans = union([(event.time_range.start, event.time_range.end) for event in kernels])
+    return sum(stop - start for start, stop in spans) / 1e3
+
+
+def say_parts(trainer: Trainer, batch: Batch) -> None:
+    """Print what each part of the network keeps the GPU busy for, as the trainer runs it."""
+    config, model = trainer.config, cast(AlphaFold3, trainer.model)
+    batch = to_device(batch, trainer.device)
+
+    def within(part: Callable[[], Any]) -> float:
+        def run() -> None:
+            replays = nullcontext() if trainer.graphs is None else trainer.graphs.active()
+            with replays, autocast(trainer.device, config.precision):
+                results = part()
+            if results is not None:
+                torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+
+        return busy_ms(kernels_of(run))
+
+    with torch.no_grad(), autocast(trainer.device, config.precision):
+        given = model.run_trunk(batch, n_cycles=1)
+
+    def trunk() -> list[Tensor]:
+        outputs = model.run_trunk(batch, n_cycles=1)
+        return [outputs.s_trunk, outputs.z_trunk, outputs.distogram_logits]
+
+    @torch.no_grad()
+    def recycled() -> None:
+        model.run_trunk(batch, n_cycles=1)
+
+    @torch.no_grad()
+    def rolled_out() -> None:
+        model.rollout(batch, given, n_samples=1, n_steps=config.rollout_steps)
+
+    def denoised() -> list[Tensor]:
+        leaves = (x.detach().requires_grad_() for x in (given.s_inputs, given.s_trunk, given.z_trunk))
+        leaf = replace(given, **dict(zip(("s_inputs", "s_trunk", "z_trunk"), leaves, strict=True)))
+        return [model.denoise_copies(batch, leaf, n_copies=config.n_copies).denoised]
+
+    parts: dict[str, Callable[[], Any]] = {
+        "trunk, forward and backward": trunk,
+        "trunk without gradients": recycled,
+        f"{config.n_copies} copies, forward and backward": denoised,
+        f"roll-out of {config.rollout_steps} steps": rolled_out,
+    }
+    for name, part in parts.items():
+        print(f"        {within(part):8.1f} ms  {name}", flush=True)
 
 
 def say_kinds(graphs: BlockGraphs) -> None:
@@ -231,7 +291,7 @@ def main() -> None:
         for n, backend, graphs in product(arguments.lengths, arguments.backends, arguments.graphs):
             training = replace(setting.training, backend=backend, cuda_graphs=graphs)
             now = replace(setting, training=training)
-            profiled = {"longest": arguments.longest, "kinds": arguments.kinds}
+            profiled = {name: getattr(arguments, name) for name in ("longest", "kinds", "parts")}
             rows.append(measure(now, n, arguments.steps, folder, **profiled))
     if arguments.json:
         about = {"device": device_name(device), "torch": torch.__version__, "preset": arguments.preset}
@@ -256,6 +316,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--longest", type=int, default=0, help="profile, and print so many kernels")
     parser.add_argument("--kinds", action="store_true", help="time each recording by itself")
+    parser.add_argument("--parts", action="store_true", help="profile the parts of a step")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
