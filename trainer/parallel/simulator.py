@@ -19,8 +19,6 @@ from megafold.trainer.parallel import cost
 
 GIB: Final = 2**30
 _BF16, _FP32 = 2, 4
-#: Share of a forward pass in it, its recomputation, and the backward pass, which takes as long as both.
-_FORWARD_SHARE: Final = 1 / 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,21 +131,29 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Diffusion:
-    """Everything of a step but the trunk's blocks, measured at one length with all copies on one GPU.
+    """The diffusion module on one GPU.
 
     Attributes:
         source: where the figures are from.
-        length: N.
-        milliseconds: forward and backward.
-        quadratic_share: the part that grows with N²; the rest grows with N.
-        replicated_share: the part that all ranks do alike, whatever their copies.
+        lengths: N, at least two.
+        copies_ms: all noised copies forward, forward again and backward, at each length.
+        rollout_step_ms: one copy forward.
+        replicated_share: the part of ``copies_ms`` that all ranks do alike, whatever their copies.
     """
 
     source: str
-    length: int
-    milliseconds: float
-    quadratic_share: float
+    lengths: tuple[int, ...]
+    copies_ms: tuple[float, ...]
+    rollout_step_ms: tuple[float, ...]
     replicated_share: float
+
+    def copies_at(self, n: int) -> float:
+        """Milliseconds at length ``n``: a + b·N + c·N² through the measured ones."""
+        return _fit(self.lengths, self.copies_ms, n, powers=(0, 1, 2))
+
+    def rollout_step_at(self, n: int) -> float:
+        """Milliseconds of a step."""
+        return _fit(self.lengths, self.rollout_step_ms, n, powers=(0, 1, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +202,12 @@ class Projection:
         return self.gpus // self.sp / self.step_s
 
 
-def _fit(lengths: Sequence[int], values: Sequence[float], n: int) -> float:
-    terms = np.array([[length**2, length**3] for length in lengths], dtype=float)
+def _fit(lengths: Sequence[int], values: Sequence[float], n: int, powers: tuple[int, ...] = (2, 3)) -> float:
+    terms = np.array([[float(length) ** power for power in powers] for length in lengths])
     # Relative errors count, or the longest length would be all that is fitted.
     weights = 1 / np.array(values, dtype=float)
     factors, _ = nnls(terms * weights[:, None], np.ones(len(values)))
-    return float(factors @ np.array([n**2, n**3], dtype=float))
+    return float(factors @ np.array([float(n) ** power for power in powers]))
 
 
 def project(inputs: Inputs, *, gpus: int, sp: int, tokens: int) -> Projection:
@@ -258,12 +264,9 @@ def project(inputs: Inputs, *, gpus: int, sp: int, tokens: int) -> Projection:
 
 def _diffusion_ms(diffusion: Diffusion, network: Network, n: int, sp: int) -> float:
     """All noised copies forward, again, and backward, and the one of the roll-out forward, on every rank."""
-    ratio = n / diffusion.length
-    growth = diffusion.quadratic_share * ratio**2 + (1 - diffusion.quadratic_share) * ratio
     copies = -(-network.n_copies // sp) / network.n_copies
     share = diffusion.replicated_share + (1 - diffusion.replicated_share) * copies
-    rollout = network.rollout_steps * _FORWARD_SHARE / network.n_copies
-    return diffusion.milliseconds * growth * (share + rollout)
+    return diffusion.copies_at(n) * share + network.rollout_steps * diffusion.rollout_step_at(n)
 
 
 def block_bytes(network: Network, n: int, p: int) -> dict[str, dict[str, float]]:
@@ -362,7 +365,7 @@ def read_inputs(path: Path) -> Inputs:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: no readable JSON ({error})") from error
     values = _object(values, str(path))
-    groups = {"network": Network, "links": Links, "diffusion": Diffusion}
+    groups = {"network": Network, "links": Links}
     made: dict[str, Any] = {key: value for key, value in values.items() if key not in groups}
     for name, group in groups.items():
         if name in values:
@@ -381,23 +384,33 @@ def read_inputs(path: Path) -> Inputs:
             name: _operator(value, f"{path}: operators.{name}")
             for name, value in _object(values["operators"], f"{path}: operators").items()
         }
+    if "diffusion" in values:
+        made["diffusion"] = _measured(
+            Diffusion, values["diffusion"], f"{path}: diffusion", ("copies_ms", "rollout_step_ms")
+        )
     return _make(Inputs, made, str(path))
 
 
 def _operator(values: Any, where: str) -> Operator:
+    operator: Operator = _measured(Operator, values, where, ("forward_ms", "both_ms"))
+    return operator
+
+
+def _measured(group: Any, values: Any, where: str, times: tuple[str, str]) -> Any:
+    """A group that has ``times`` at ``lengths``."""
     read = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in _object(values, where).items()
     }
-    operator: Operator = _make(Operator, read, where)
-    columns = (operator.lengths, operator.forward_ms, operator.both_ms)
+    made = _make(group, read, where)
+    columns = [getattr(made, name) for name in ("lengths", *times)]
     positive = all(
         isinstance(column, tuple) and all(_is_number(number) and number > 0 for number in column)
         for column in columns
     )
-    if not positive or len(operator.lengths) < 2 or len({*map(len, columns)}) > 1:
-        raise ConfigError(f"{where}: give positive forward_ms and both_ms for each of two lengths or more")
-    return operator
+    if not positive or len(made.lengths) < 2 or len({*map(len, columns)}) > 1:
+        raise ConfigError(f"{where}: give positive {' and '.join(times)} for each of two lengths or more")
+    return made
 
 
 def _is_number(value: Any) -> bool:
