@@ -54,6 +54,7 @@ def test_command_is_watched_while_it_runs(scale, monkeypatch):
         scale.megafold("cache", "info", "no-such-folder")
 
 
+@pytest.mark.exhaustive
 def test_each_command_has_a_line(scale, tmp_path, monkeypatch, capsys):
     """With commands run in this process, one after the other, each of which takes two seconds."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

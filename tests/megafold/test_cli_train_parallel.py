@@ -92,7 +92,9 @@ def test_groups_of_ranks_train_as_one_process(two_by_two, alone):
     assert flat(values(two_by_two)) == pytest.approx(flat(alone), rel=1e-5)
 
 
-@pytest.mark.parametrize(("ranks", "options"), [(2, ("--workers", "1")), (1, ())])
+@pytest.mark.parametrize(
+    ("ranks", "options"), [(2, ("--workers", "1")), pytest.param(1, (), marks=pytest.mark.exhaustive)]
+)
 def test_a_checkpoint_goes_on_on_another_layout(cache, two_by_two, alone, tmp_path, ranks, options):
     """Two ranks share samples of worker processes; one is alone. Others: ``test_parallel_loop``."""
     (tmp_path / "checkpoints").mkdir()
@@ -148,6 +150,7 @@ def test_the_loader_of_a_rank_has_its_rows_of_the_bonds(cache):
     assert bonds > 0
 
 
+@pytest.mark.exhaustive  # test_parallel_failures.py has torchrun start such a job again
 def test_a_killed_rank_ends_the_job_and_is_named(cache, tmp_path):
     """Killed at a moment of its own; torchrun starts the ranks again from the newest checkpoint."""
     arguments = ["train", str(cache), *SETTINGS, "--sp", "2", "--steps", "9", "--set", "checkpoint_every=2"]

@@ -133,6 +133,7 @@ def strict(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_for_the_copies_costs_nothing_but_time(cache: LocalStore, tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()

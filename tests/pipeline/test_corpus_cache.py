@@ -146,6 +146,7 @@ def test_crops_of_every_entry_hold_to_every_limit(built):
     assert sum(len(row.chains) > 20 for row in rows) >= 4
 
 
+@pytest.mark.exhaustive
 def test_crops_of_the_other_entries_hold_to_every_limit(corpus_dir):
     """Those of the second batch, as their files say, without a cache."""
     paths = sorted((corpus_dir / "more/structures").iterdir())

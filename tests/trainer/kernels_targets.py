@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, compile
@@ -39,6 +40,11 @@ TARGETS = {
     "hip:gfx90a": GPUTarget("hip", "gfx90a", 64),
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
+#: The same, of which `make test` has one of each vendor.
+ONE_EACH = [
+    pytest.param(name, marks=pytest.mark.exhaustive) if name in ("cuda:80", "hip:gfx90a") else name
+    for name in TARGETS
+]
 #: Bytes of shared memory that a program may have.
 SHARED_MEMORY = {"cuda:80": 166912, "cuda:90": 232448, "hip:gfx90a": 65536, "hip:gfx942": 65536}
 
@@ -303,13 +309,13 @@ def every_tile(family: str, target: str) -> Iterator[tuple[int, int, str, Any]]:
 
 
 def some_tiles(family: str, target: str) -> Iterator[tuple[int, int, str, Any]]:
-    """Fewer of them: every tile of the tables of sm_90 and gfx942, of other tables each role's widest.
+    """Fewer of them: of each table each role's widest.
 
-    Of the safe ones each role's widest: of two bytes on gfx90a, of four on gfx942; they have as much memory.
+    So of the safe ones: of two bytes on gfx90a, of four on gfx942; they have as much memory.
     """
     found, widest = FAMILIES[family]
     safe_bytes = {"hip:gfx90a": 2, "hip:gfx942": 4}.get(target)
-    yield from _each_once(found, found.known(target), every=target in ("cuda:90", "hip:gfx942"))
+    yield from _each_once(found, found.known(target), every=False)
     safe = [each for each in _safe(found, widest) if each[0] == safe_bytes]
     yield from _each_once(found, safe, every=False)
 

@@ -13,6 +13,7 @@ from megafold.trainer.kernels.triangle_multiplication.tiles import tiles
 from megafold.trainer.kernels.triangle_multiplication.weights import finish_kernel, sum_shares_kernel
 from tests.trainer.kernels_interpreter import check_in_interpreter
 from tests.trainer.kernels_targets import (
+    ONE_EACH,
     SHARED_MEMORY,
     SOURCES,
     TARGETS,
@@ -31,12 +32,17 @@ def test_numbers_in_the_interpreter():
 
 
 @compiles
-@pytest.mark.parametrize("target", TARGETS)
-def test_odd_lengths_and_sums_compile(target):
+@pytest.mark.parametrize("target", ONE_EACH)
+def test_odd_lengths_compile(target):
     found = tiles(target, torch.bfloat16, 128)
     for role, tile in (("project", found.project), ("input_gradient", found.input_gradient)):
         source = SOURCES["triangle_multiplication"](role, tile, 2, 128, False)
         assert compile_source(target, source, **tile.options()).metadata.shared <= SHARED_MEMORY[target]
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_preparation_and_sums_compile(target):
     pointers = multiplication_pointers(2)
     sizes = {"Z": 128, "C": 128}
     compile_for(target, prepare_kernel, pointers, sizes)

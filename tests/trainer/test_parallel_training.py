@@ -183,6 +183,7 @@ def check_compiled(size: int, n: int, copies: int) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_on_compiled_operators_is_that_of_the_eager_ones(rank_pool):
     results = rank_pool.run(check_compiled, 2, 7, 3)
     assert len(results[0]) > 250
