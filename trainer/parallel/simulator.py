@@ -381,7 +381,7 @@ def read_inputs(path: Path) -> Inputs:
         made["memory"] = _make(Memory, {**memory, "phases": phases}, f"{path}: memory")
     if "operators" in values:
         made["operators"] = {
-            name: _operator(value, f"{path}: operators.{name}")
+            name: _measured(Operator, value, f"{path}: operators.{name}", ("forward_ms", "both_ms"))
             for name, value in _object(values["operators"], f"{path}: operators").items()
         }
     if "diffusion" in values:
@@ -389,11 +389,6 @@ def read_inputs(path: Path) -> Inputs:
             Diffusion, values["diffusion"], f"{path}: diffusion", ("copies_ms", "rollout_step_ms")
         )
     return _make(Inputs, made, str(path))
-
-
-def _operator(values: Any, where: str) -> Operator:
-    operator: Operator = _measured(Operator, values, where, ("forward_ms", "both_ms"))
-    return operator
 
 
 def _measured(group: Any, values: Any, where: str, times: tuple[str, str]) -> Any:
